@@ -1,15 +1,11 @@
 """Authenticates callers by API key, token or client certificate, and delays answers to failed attempts.
 
-A key is looked up by the hash of its secret. A caller with the same headers as before is known by them, which takes one
-look into a dictionary: the front ends ask `recognise` for every request. Tokens that were not seen before take
-longer; only `authenticate` waits for them, and for the time that a failure has to wait.
+Keys come from the key file, the environment, or both, and are looked up by the hash of their secret. The front ends
+call `recognise` for every request; a caller with unchanged headers costs one dictionary lookup. Only `authenticate`
+waits: for the verification of a new token, and for the delay of a failure.
 
-Delays of answers to failed attempts, by address and time.
-
-An address may fail `FREE` times, and once more each second. Beyond that, its failures are answered later and later, by
-up to `LONGEST` seconds. Only failures wait: a valid key is served at once, also behind the same address.
-
-Keys for a server: from its file, from the environment, or from both.
+An address may fail `FREE` times, and once more each second, without a delay. Each further failure is answered later
+than the one before, by up to `LONGEST` seconds. Valid keys from the same address are served at once.
 """
 
 import asyncio
@@ -38,30 +34,30 @@ from .tokens import TokenVerifier
 from .watched_file import WatchedFile
 
 FREE: Final = 10.0
-"""Failures of an address that are answered at once."""
+"""Failures of an address that are answered without a delay."""
 _FORGIVEN: Final = 1.0
-"""Failures a second that are forgotten."""
+"""Failures forgotten per second."""
 _STEP: Final = 0.05
-"""Seconds by which each further failure is answered later."""
+"""Additional delay of each further failure, in seconds."""
 LONGEST: Final = 5.0
 _ADDRESSES: Final = 4096
-"""Number of remembered addresses, the latest to fail."""
+"""Number of remembered addresses; the oldest failure is dropped first."""
 _PREFIX: Final = 64
-"""Bits of an IPv6 address: a client has all addresses of a network."""
+"""Significant bits of an IPv6 address: a client controls all addresses of its network."""
 
 
 class SlowDown:
-    """Addresses that have failed lately. Bounded: there may be any number of them."""
+    """Recent failures by address, for at most `_ADDRESSES` addresses."""
 
     def __init__(self) -> None:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Failures that are not forgotten, and the time of that count."""
+        """Failures not yet forgotten, and the time of that count."""
 
     def __len__(self) -> int:
         return len(self._levels)
 
     def on_failure(self, address: str, now: float) -> float:
-        """An attempt from the address has failed at `now`, by a clock that never goes back; seconds to wait."""
+        """Count a failed attempt at `now` (monotonic clock); returns the delay in seconds."""
         before, then = self._levels.pop(address, (0.0, now))
         level = max(0.0, before - (now - then) * _FORGIVEN) + 1.0
         self._levels[address] = level, now
@@ -71,7 +67,7 @@ class SlowDown:
 
 
 def address_of(client: object) -> str:
-    """Return the host, or for IPv6 its network, whose failures count together. `client` is a socket's peer name."""
+    """Return the host, or the network of an IPv6 host, for counting failures. `client` is a socket's peer name."""
     host = str(client[0]) if isinstance(client, tuple) and client else str(client or "")
     if ":" not in host:
         return host
@@ -84,19 +80,19 @@ def address_of(client: object) -> str:
 _log = logging.getLogger(__name__)
 
 _REMEMBERED: Final = 4096
-"""Credentials that are known as they came. If there are more, the oldest eighth is forgotten."""
+"""Limit of cached credentials. At the limit, the oldest eighth is dropped."""
 _WAITING: Final = 10_000
-"""Failures that wait at the same time; others are answered at once."""
+"""Limit of concurrently delayed failures; further ones are answered at once."""
 _WARNING_SECONDS: Final = 60.0
 _UNKNOWN: Final = "the key is not known"
 _INVALID: Final = 'Bearer error="invalid_token"'
 
 
 class Authority:
-    """Authentication of callers by the content of the key file, and by further `keys`, by the hashes of their secrets.
+    """Authenticates callers against the key file and further `keys`, which are indexed by the hash of their secret.
 
-    For the event loop's thread. `health_open`: the health of the server needs no key. `clock` tells seconds since 1970,
-    `steady` seconds that never go back.
+    Used on the event loop's thread. `health_open`: server health needs no key. `clock` returns seconds since 1970,
+    `steady` monotonic seconds.
     """
 
     def __init__(
@@ -125,7 +121,7 @@ class Authority:
         self.replace(file)
 
     def replace(self, file: AccessFile) -> None:
-        """The file has changed: from now on, it is this one that counts."""
+        """Replace the content of the key file after a change."""
         self._keys = {**file.keys, **self._own}
         self._certificates = file.certificates
         former = self._tokens
@@ -136,7 +132,7 @@ class Authority:
 
     @property
     def key_ends(self) -> dict[str, float]:
-        """Ends of the keys that have one and were not revoked, in seconds since 1970."""
+        """Expiry times of keys that expire and are not revoked, in seconds since 1970."""
         ends: dict[str, float] = {}
         for each in self._keys.values():
             if not each.revoked:
@@ -149,15 +145,15 @@ class Authority:
 
     @property
     def knows_certificates(self) -> bool:
-        """True if clients may be known by their certificates."""
+        """True if there are rules for client certificates."""
         return bool(self._certificates)
 
     def is_open(self, need: CallNeed) -> bool:
-        """True if such a call needs no credentials."""
+        """True if the call needs no credentials."""
         return need.reach is CallScope.OPEN or (need.reach is CallScope.HEALTH and self._health_open)
 
     def recognise(self, credentials: Credentials) -> Identity | None:
-        """Return the caller if it is known without waiting; None for any other, also without credentials."""
+        """Return the caller if it can be identified without waiting; None otherwise, also without credentials."""
         identity = self._known.get(credentials)
         if identity is not None and self._clock() < identity.expires:
             return identity
@@ -207,16 +203,16 @@ class Authority:
         return identity
 
     def close(self) -> None:
-        """End all waits: the server stops."""
+        """End all delays when the server stops."""
         for pause in self._pauses:
             _end(pause)
         self._tokens.close()
 
     async def authenticate(self, credentials: Credentials, client: object) -> Identity:
-        """Return the caller with these credentials. `client`: its address, as a socket has it.
+        """Return the caller with these credentials. `client` is the socket's peer name.
 
-        Raises `UnauthenticatedError`, after some time if the address has failed often, and OVERLOADED where more tokens
-        wait to be verified than the server can.
+        Raises `UnauthenticatedError`, with a delay if the address has failed often, and OVERLOADED if too many tokens
+        wait for verification.
         """
         try:
             try:
@@ -226,7 +222,7 @@ class Authority:
                     raise
             tokens = self._tokens
             await tokens.verify(secret_of(credentials))
-            if self._tokens is not tokens:  # the file has changed meanwhile
+            if self._tokens is not tokens:  # the file changed during the verification
                 await self._tokens.verify(secret_of(credentials))
             return self.resolve(credentials)
         except UnauthenticatedError as error:
@@ -235,7 +231,7 @@ class Authority:
         raise failure
 
     async def _wait(self, address: str) -> None:
-        """Let a failure of the address wait, if it has to."""
+        """Delay the answer to a failure of the address, if necessary."""
         now = self._steady()
         if count := self._failures.due(now):
             _log.warning("%d calls without a valid key were refused, the last one from %s", count, address)
@@ -243,7 +239,7 @@ class Authority:
         if seconds > 0 and self._waiting < _WAITING:
             self._waiting += 1
             try:
-                await self._sleep(seconds * random.uniform(0.5, 1.0))  # or failures would end all at once
+                await self._sleep(seconds * random.uniform(0.5, 1.0))  # jitter: failures must not end all at once
             finally:
                 self._waiting -= 1
 
@@ -265,15 +261,14 @@ def _end(pause: "asyncio.Future[None]") -> None:
 
 
 SINGLE = KEY_VARIABLE
-"""The name of a single key."""
+"""Name of the single key."""
 
 
 class AccessControl:
-    """Access rules of a server, kept up to date between `start` and `stop`. Raises INVALID_ARG for an invalid key or
-    file.
+    """Access rules of a server, updated from the key file between `start` and `stop`.
 
-    `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: any caller may
-    ask for the health of the server.
+    `file` is the path of the key file and `single` a key with all rights; either may be empty. `health_open`: server
+    health needs no key. Raises INVALID_ARG for an invalid key or file.
     """
 
     def __init__(self, file: str, single: str = "", health_open: bool = True) -> None:
@@ -283,7 +278,7 @@ class AccessControl:
         self.authority = Authority(content, keys, health_open=health_open)
 
     def start(self) -> None:
-        """Follow the file from now on, on the running event loop."""
+        """Start watching the key file, on the running event loop."""
         if self._watched is not None:
             self._watched.start(self.authority.replace)
 
@@ -294,7 +289,7 @@ class AccessControl:
 
 
 def single_key(secret: str) -> Key:
-    """Return a key with all rights. Raises INVALID_ARG for a secret that is too short, or cannot be in a header."""
+    """Return a key with all rights. Raises INVALID_ARG if the secret is too short or not valid in a header."""
     if len(secret) < SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise invalid(
             f"{SINGLE} has {len(secret)} characters, expected at least {SHORTEST}, printable ASCII without spaces"

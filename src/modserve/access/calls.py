@@ -1,7 +1,7 @@
-"""Permissions that calls need: the kind of each call and its subject. All paths and RPCs, in one place.
+"""Permissions required by all HTTP paths and RPCs: the kind and the subject of each call.
 
-The paths are those of `protocol.restricted`, by category. `docs/access.md` shows the table, and a test compares it with
-the routes and RPCs that are served: one that is missing here fails it.
+`protocol.restricted` lists the paths by category. `docs/access.md` shows the table, and a test fails for a served route
+or RPC without an entry.
 """
 
 import enum
@@ -18,28 +18,28 @@ class CallScope(enum.Enum):
     """Subject of a call."""
 
     OPEN = "open"
-    """Public information: no key is needed."""
+    """Public information. No key is needed."""
     HEALTH = "health"
-    """Liveness and readiness of the server itself: open, unless an option closes it."""
+    """Liveness and readiness of the server itself. Open unless an option requires a key."""
     ANY = "any key"
-    """Information for every caller."""
+    """Information for every authenticated caller."""
     MODEL = "one model"
-    """The model that it names in its path or its message."""
+    """The model named in the path or the message."""
     LIST = "models seen"
-    """The models that the caller may see: the response has no others."""
+    """The models that the caller may see. The response lists no others."""
     SERVER = "all models"
     """The server as a whole."""
 
 
 class CallNeed(NamedTuple):
-    """A call needs `kind` for what it is about."""
+    """Required permission: the kind of call, and its subject."""
 
     kind: CallKind
     reach: CallScope
 
 
 class PathNeed(NamedTuple):
-    """Permissions that a path needs. `others`: of methods that differ from most of its methods."""
+    """Permissions of a path: `usual`, and `others` for the methods that differ."""
 
     usual: CallNeed
     others: Mapping[str, CallNeed]
@@ -50,9 +50,9 @@ class PathNeed(NamedTuple):
 
 OPEN: Final = CallNeed("read", CallScope.OPEN)
 ANY: Final = CallNeed("read", CallScope.ANY)
-"""Also what paths need that no route has, and methods that a path has not: nothing runs for them."""
+"""Also the need of unknown paths and methods, which run nothing."""
 METRICS: Final = CallNeed("read", CallScope.SERVER)
-"""Figures of the server as a whole: the page of metrics, at whichever port."""
+"""Metrics page, on every port."""
 _LIST: Final = CallNeed("read", CallScope.LIST)
 
 _BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
@@ -66,7 +66,7 @@ _BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
     "trace": CallNeed("admin", CallScope.MODEL),
     "logging": CallNeed("admin", CallScope.SERVER),
 }
-"""Permission that most calls of a category need."""
+"""Default permission of a category."""
 
 HEALTH: Final = CallNeed("read", CallScope.HEALTH)
 _SERVER_HEALTH: Final = ("/", "/health", "/v2/health/live", "/v2/health/ready")
@@ -80,7 +80,7 @@ _PATHS: Final[Mapping[str, CallNeed]] = {
     "/models": CallNeed("control", CallScope.SERVER),
     **dict.fromkeys(("/v2/memory", "/console/events", "/console/peers", METRICS_PAGE), METRICS),
 }
-"""Paths that need something else."""
+"""Paths with another permission than their category."""
 _METHODS: Final[Mapping[str, Mapping[str, CallNeed]]] = {
     "/v2/models/{model}/routing": {"GET": CallNeed("read", CallScope.MODEL)},
     **{path: {method: _BY_CATEGORY[category]} for (method, path), category in METHOD_CATEGORY.items()},
@@ -96,8 +96,8 @@ RPC_NEEDS: Final[Mapping[str, CallNeed]] = {
     "ModelStatistics": _LIST,
     "RepositoryIndex": _LIST,
 }
-"""Permissions by RPC name. `Check` and `Watch` know no model where there is no key; ``ModelStatistics`` and
-``TraceSetting`` may name a model or none."""
+"""Permissions by RPC name. Without a key, `Check` and `Watch` know no models. ``ModelStatistics`` and ``TraceSetting``
+may omit the model."""
 
 PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
     **{
@@ -106,16 +106,16 @@ PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
     },
     **{template: PathNeed(OPEN, {}) for template in sorted(OPEN_PATHS)},
 }
-"""Permissions by path template, in which a name in braces stands for any one part of a path."""
+"""Permissions by path template. A name in braces stands for one path segment."""
 
 
 SLASH: Final = "\udc2f"
-"""Stands in a decoded path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
+"""Stand-in for ``%2F`` in a decoded path: a slash inside a name, not a separator.
 
-No text of a client holds it, since it is no character.
+A lone surrogate, which client texts cannot contain.
 """
 OWNED: Final = f"(?:[^/]+/)?(?:[^/]*{SLASH})?"
-"""Owner that may stand before a model's name in `OWNED_PATHS`, as in ``org/model``. Names here have no slashes."""
+"""Optional owner before a model's name in `OWNED_PATHS`, as in ``org/model``. Names here have no slashes."""
 OWNED_PATHS: Final = frozenset({"/v1/models/{model}", "/openai/v1/models/{model}"})
 
 
@@ -131,14 +131,14 @@ _PATTERNS: Final = [
     for template in sorted(PATH_NEEDS, key=lambda template: (template.count("{"), -len(template)))
     if "{" in template
 ]
-"""The special before the general."""
+"""Patterns of templates with parameters, most specific first."""
 
 
 def template_of(method: str, path: str) -> tuple[str, str]:
-    """Return the template of a decoded path, and the model that the path names; both empty where there is none.
+    """Return the template of a decoded path, and the model that the path names; both empty if unknown.
 
-    Permissions, restrictions and the audit log go by it, and a route with another template does not run. What reads
-    ``/v1/models/m:predict`` is about a model of that whole name.
+    Permissions, restrictions and the audit log depend on the template, and a route with another template does not run.
+    For GET and HEAD, ``/v1/models/m:predict`` names a model ``m:predict``.
     """
     reads = method in ("GET", "HEAD")
     if path in PATH_NEEDS and "{" not in path:
@@ -150,7 +150,7 @@ def template_of(method: str, path: str) -> tuple[str, str]:
 
 
 def need_of(method: str, path: str, hidden: Collection[str] = ()) -> tuple[CallNeed, str]:
-    """Return what a call to a decoded path needs, and the model that it names; empty for none.
+    """Return the need of a call to a decoded path, and the model that the path names (empty for none).
 
     The `hidden` templates are served by another port: their paths are treated as unknown.
     """

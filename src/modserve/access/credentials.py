@@ -1,4 +1,4 @@
-"""Credentials of a call: the headers that hold a key or a token, or the names in a certificate."""
+"""Credentials of a call: the headers with a key or a token, or the names in a client certificate."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
@@ -6,16 +6,16 @@ from typing import Final, TypeAlias
 from modserve.core.errors import UnauthenticatedError
 
 Credentials: TypeAlias = tuple[tuple[bytes, bytes], ...]
-"""Names and values, as they came. Equal credentials are the same caller."""
+"""Names and values as received. Equal credentials belong to the same caller."""
 
 AUTHORIZATION: Final = b"authorization"
 API_KEY: Final = b"x-api-key"
 HEADERS: Final = frozenset((AUTHORIZATION, API_KEY))
-"""Names of headers over HTTP, and of metadata over gRPC."""
+"""Names of HTTP headers and gRPC metadata."""
 CERTIFICATE: Final = b"certificate"
-"""Stands for a header where a connection has shown a certificate. No header comes in under this name."""
+"""Name used in place of a header for the names in a client certificate. No received header has it."""
 LONGEST: Final = 16 * 1024
-"""Bytes of a key or token."""
+"""Limit of a key or token, in bytes."""
 _BEARER: Final = b"bearer"
 _HOW: Final = "send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 NO_KEY: Final = f"this call needs a key: {_HOW}"
@@ -23,17 +23,17 @@ _QUERIES: Final = (b"api_key=", b"api-key=", b"apikey=", b"key=", b"token=", b"a
 
 
 def of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Credentials:
-    """Return the credentials among headers, which have lower-case names."""
+    """Return the credentials among headers with lower-case names."""
     return tuple([(name, value) for name, value in headers if name in HEADERS])
 
 
 def of_certificate(names: Sequence[str]) -> Credentials:
-    """Return the credentials of a connection whose client has shown a certificate with these names."""
+    """Return the credentials for a client certificate with these names."""
     return tuple([(CERTIFICATE, name.encode()) for name in names])
 
 
 def secret_of(credentials: Credentials) -> bytes:
-    """Return the key or token. Raises `UnauthenticatedError` where there is none, or more than one."""
+    """Return the key or token. Raises `UnauthenticatedError` unless there is exactly one."""
     secrets: dict[bytes, None] = {}
     scheme = b""
     for name, value in credentials:
@@ -54,13 +54,13 @@ def secret_of(credentials: Credentials) -> bytes:
             raise UnauthenticatedError(f"the call's key has {len(secret)} bytes, at most {LONGEST} are possible")
         return secret
     if scheme:
-        # Its text may be the key itself, so it is not repeated.
+        # The message omits the header's text, which may be the key itself.
         raise UnauthenticatedError(f"the Authorization header holds no 'Bearer KEY'; {_HOW}")
     raise UnauthenticatedError(NO_KEY)
 
 
 def missing(query: bytes) -> UnauthenticatedError:
-    """Return the error for a call without credentials; keys in a query are not read, since addresses get into logs."""
+    """Return the error for a call without credentials. Keys in a query are ignored: URLs end up in logs."""
     if any(part.lower().startswith(_QUERIES) for part in query.split(b"&")):
         return UnauthenticatedError(f"a key in the address is not read, since addresses get into logs; {_HOW}")
     return UnauthenticatedError(NO_KEY)

@@ -1,14 +1,10 @@
-"""Tokens (JWT, RFC 7519): verified on a thread, and remembered by their hash until they expire.
+"""Verification of tokens (JWT, RFC 7519) from trusted issuers, on a thread. Results are cached until the token expires.
 
-Which key checks a token's signature, and by which algorithm, is the issuer's to say and not the token's: `alg` must be
-one of the issuer's, all of which are signatures, and the one of the key if that names one.
+The issuer's settings, not the token, determine the key and the algorithm of a signature. `alg` must be one of the
+issuer's algorithms, all of which are public-key signatures, and the key's own algorithm if the key names one.
 
-Issuers of tokens that the server trusts, and what their tokens say of callers.
-
-The public keys of an issuer (RFC 7517): read from a file or a URL, and read again when they may have changed.
-
-Reading fails as often as networks do: then the keys that were read last stay. Tokens may name any key, so however many
-do, there is at most one reading in `LEAST_SECONDS`.
+An issuer's public keys (RFC 7517) are read from a file or a URL, and again when they may have changed. If reading
+fails, the previous keys stay. Tokens may name any key, so keys are read at most once in `LEAST_SECONDS`.
 """
 
 import asyncio
@@ -34,17 +30,16 @@ from modserve.core.texts import is_unicode, unicode_text
 from .identity import CallKind, Identity, Scopes
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures with a public key. With HMAC, a server that can check a token could issue one."""
+"""Public-key signatures. With HMAC, a server that can verify a token could also issue one."""
 _LONGEST_TENANT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Tokens of `issuer` for `audience`, signed with a key of `jwks`: a file, or a URL that is read again when a token
-    names an unknown key, at most every `refresh` seconds.
+    """Issuer of tokens for `audience`, signed with a key of `jwks`: a file or a URL, valid for `refresh` seconds.
 
-    Every token may do what is in `scopes`; and for each value of its claim `scope_claim`, what `scopes_by_value` has.
-    `leeway`: seconds by which the clocks of issuer and server may differ. `tenants`: by name.
+    Every token has `scopes`, and `scopes_by_value` adds scopes for each value of its claim `scope_claim`. `leeway` is
+    the tolerated clock difference in seconds. `tenants` are indexed by name.
     """
 
     issuer: str
@@ -60,7 +55,7 @@ class Issuer:
     tenants: Mapping[str, Tenant]
 
     def identity(self, claims: Mapping[str, Any]) -> Identity:
-        """Return the caller by the claims of a token that is verified. Raises `UnauthenticatedError`."""
+        """Return the caller from the claims of a verified token. Raises `UnauthenticatedError`."""
         name = claims.get(self.tenant_claim)
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_TENANT or not is_unicode(name):
             raise UnauthenticatedError(f"the token's claim '{self.tenant_claim}' does not name a tenant")
@@ -75,7 +70,7 @@ class Issuer:
 
 
 def check_library() -> None:
-    """Raises UNAVAILABLE where the library that verifies tokens is not installed."""
+    """Raise UNAVAILABLE if the library for token verification is not installed."""
     try:
         importlib.import_module("jwt.algorithms")
     except ImportError:
@@ -83,7 +78,7 @@ def check_library() -> None:
 
 
 def _values(claim: object) -> Iterable[str]:
-    """Return the values of a claim: those of a list, or the words of a text (RFC 8693, section 4.2)."""
+    """Return the values of a claim: the texts in a list, or the words of a text (RFC 8693, section 4.2)."""
     if isinstance(claim, str):
         return claim.split()
     return [each for each in claim if isinstance(each, str)] if isinstance(claim, list) else ()
@@ -92,25 +87,25 @@ def _values(claim: object) -> Iterable[str]:
 _log = logging.getLogger(__name__)
 
 LEAST_SECONDS: Final = 10.0
-"""Minimum seconds between two readings."""
+"""Minimum time between two reads, in seconds."""
 _PATIENCE: Final = 5.0
 _LARGEST: Final = 1024 * 1024
 _URLS: Final = ("https://", "http://")
 
 
 class PublicKey(NamedTuple):
-    """A key, and the only algorithm that it is for; empty for any of its kind."""
+    """A key and its only algorithm; empty allows all algorithms of the key's type."""
 
     key: Any
     algorithm: str
 
 
 class KeySetError(Exception):
-    """A set of keys cannot be read; the text says why."""
+    """Failure to read a key set; the text gives the reason."""
 
 
 def load(place: str) -> dict[str, PublicKey]:
-    """Read the keys by their ids, empty for one without an id. Blocks. Raises `KeySetError`."""
+    """Read the keys by id; the id is empty if a key has none. Blocks. Raises `KeySetError`."""
     import jwt
 
     try:
@@ -121,11 +116,11 @@ def load(place: str) -> dict[str, PublicKey]:
     keys: dict[str, PublicKey] = {}
     for row in rows:
         if not isinstance(row, dict) or row.get("kty") == "oct" or row.get("use", "sig") != "sig":
-            continue  # no public key, or not one of signatures
+            continue  # not a public key, or not for signatures
         try:
             keys[str(row.get("kid", ""))] = PublicKey(jwt.PyJWK(row).key, str(row.get("alg", "")))
         except jwt.PyJWTError:
-            continue  # of a kind that nobody here knows
+            continue  # unsupported key type
     if not keys:
         raise KeySetError("it has no public key for signatures")
     return keys
@@ -135,7 +130,7 @@ def _text(place: str) -> bytes:
     if not place.startswith(_URLS):
         with regular_file.open_regular(place) as file:
             return file.read(_LARGEST)
-    import urllib.request  # which imports much
+    import urllib.request  # slow to import
 
     with urllib.request.urlopen(place, timeout=_PATIENCE) as response:
         if urlsplit(response.url).scheme not in ("http", "https"):
@@ -145,7 +140,7 @@ def _text(place: str) -> bytes:
 
 
 class KeySet:
-    """The keys at `place`, which count as new for `fresh` seconds. `steady`: seconds that never go back."""
+    """Keys at `place`, read again after `fresh` seconds. `steady` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -160,14 +155,14 @@ class KeySet:
         self._load = load
         self._keys: Mapping[str, PublicKey] = {}
         self._read_at: float | None = None
-        """Time at which the last reading began."""
+        """Start time of the last read."""
         self._reading: asyncio.Task[None] | None = None
         self._complaint = ""
         self.read_s = 0.0
-        """Time of the last good reading, in seconds since 1970; 0 for never."""
+        """Time of the last successful read, in seconds since 1970; 0 for never."""
 
     async def key(self, kid: str) -> PublicKey | None:
-        """Return the key with this id, None if there is none; without an id, the only key."""
+        """Return the key with this id; None if there is none. An empty id selects the only key."""
         key = self._find(kid)
         overdue = self._read_at is None or self._steady() - self._read_at >= self.fresh
         if key is None or overdue:
@@ -183,7 +178,7 @@ class KeySet:
         return self._keys.get(kid)
 
     def _begin(self) -> "asyncio.Task[None] | None":
-        """Return the reading under way, or one that begins now unless another began a short while ago."""
+        """Return the read in progress, or start one; None if the last one began within `LEAST_SECONDS`."""
         if self._reading is None:
             now = self._steady()
             if self._read_at is not None and now - self._read_at < LEAST_SECONDS:
@@ -208,16 +203,19 @@ class KeySet:
 
 
 _REMEMBERED: Final = 16_384
-"""Tokens. If there are more, the oldest eighth is forgotten, and verified again."""
+"""Limit of cached tokens. At the limit, the oldest eighth is dropped and must be verified again."""
 _WAITING: Final = 256
-"""Tokens that wait to be verified."""
+"""Limit of tokens that wait for verification."""
 _RETRY_NS: Final = 1_000_000_000
 _INVALID: Final = 'Bearer error="invalid_token"'
 _SHOWN: Final = 100
 
 
 class TokenVerifier:
-    """The tokens of `issuers`. `clock` tells seconds since 1970, `steady` seconds that never go back."""
+    """Verifies tokens of `issuers`. `clock` returns seconds since 1970, `steady` monotonic seconds.
+
+    Public keys already read by `former`, the verifier that this one replaces, are kept.
+    """
 
     def __init__(
         self,
@@ -226,7 +224,6 @@ class TokenVerifier:
         steady: Callable[[], float],
         former: "TokenVerifier | None" = None,
     ) -> None:
-        """`former`: those that these replace, whose public keys need not be read again."""
         self._issuers = {each.issuer: each for each in issuers}
         known = {} if former is None else {(each.place, each.fresh): each for each in former._key_sets.values()}
         self._key_sets: dict[str, KeySet] = {
@@ -240,7 +237,7 @@ class TokenVerifier:
 
     @property
     def key_sets_read(self) -> dict[str, float]:
-        """Times at which each issuer's keys were read last, in seconds since 1970; 0 for never."""
+        """Times of the last successful read by issuer, in seconds since 1970; 0 for never."""
         return {issuer: each.read_s for issuer, each in self._key_sets.items()}
 
     def close(self) -> None:
@@ -253,7 +250,7 @@ class TokenVerifier:
         return self._executor is not None and secret.count(b".") == 2
 
     def find_verified(self, secret: bytes) -> Identity | None:
-        """Return the identity of a token that was verified before; None otherwise."""
+        """Return the cached identity of a verified token; None otherwise. Raises `UnauthenticatedError` if expired."""
         if not self._verified:
             return None
         identity = self._verified.get(hashlib.sha256(secret).digest())
@@ -262,7 +259,7 @@ class TokenVerifier:
         return identity
 
     async def verify(self, secret: bytes) -> None:
-        """Verify a token, for `find_verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
+        """Verify and cache a token, for `find_verified`. Raises `UnauthenticatedError`; OVERLOADED if too many wait."""
         if self._waiting >= _WAITING:
             raise OverloadedError(f"{_WAITING} tokens wait to be verified; try again later", _RETRY_NS, too_many=True)
         self._waiting += 1
@@ -289,7 +286,7 @@ class TokenVerifier:
 
 
 def _read_unverified(secret: bytes) -> tuple[dict[str, Any], object]:
-    """Return the header and the issuer that the token claims: enough to find the key. Raises `UnauthenticatedError`."""
+    """Return the unverified header and issuer, for finding the key. Raises `UnauthenticatedError`."""
     import jwt
 
     try:
@@ -300,7 +297,7 @@ def _read_unverified(secret: bytes) -> tuple[dict[str, Any], object]:
 
 
 def _identify(secret: bytes, issuer: Issuer, algorithm: str, key: PublicKey) -> Identity:
-    """Return the identity of a token, on a thread. Raises `UnauthenticatedError`."""
+    """Verify a token and return its identity. Runs on a thread. Raises `UnauthenticatedError`."""
     import jwt
 
     try:

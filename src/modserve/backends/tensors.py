@@ -1,4 +1,4 @@
-"""The tensors of a model as its engine sees them, and the texts in tensors."""
+"""Tensors of a model as seen by its engine, and conversion of texts in tensors."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from modserve.core.tensors.tensor import Array, Shape
 
 
 def input_datatypes(config: ModelConfig) -> dict[str, Datatype]:
-    """Return all inputs of a model: those of clients, of the batcher and of the sequence batcher, in this order."""
+    """Return all inputs of a model: from clients, from the batcher and from the sequence batcher, in this order."""
     datatypes = {spec.name: spec.datatype for spec in config.inputs}
     datatypes |= {name: each.datatype for each in config.batch_inputs for name in each.targets}
     return datatypes | dict(config.sequence_batching.inputs if config.sequence_batching else ())
 
 
 def output_datatypes(config: ModelConfig) -> dict[str, Datatype]:
-    """Return all outputs of a model: those of clients, and states."""
+    """Return all outputs of a model: outputs for clients, and states."""
     datatypes = {spec.name: spec.datatype for spec in config.outputs}
     states = dict(config.sequence_batching.state_outputs if config.sequence_batching else ())
     return {**datatypes, **states, **datatypes}

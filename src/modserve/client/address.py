@@ -17,9 +17,9 @@ from modserve.core.runtime import unix_socket
 from .errors import ClientError
 
 PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 8001}
-"""Default ports by scheme, for addresses that name none."""
+"""Default ports by scheme."""
 CONNECT_SECONDS = 10.0
-"""Time limit for opening a connection, whatever the call's `timeout`."""
+"""Time limit for opening a connection, independent of the call's `timeout`."""
 _NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _RESTRICTED = "triton-grpc-protocol-"
@@ -27,10 +27,10 @@ _RESTRICTED = "triton-grpc-protocol-"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a server. `prefix` is the path in front of ``/v2``; `host` has no brackets.
+    """Address of a server. `prefix` is the path before ``/v2``; `host` has no brackets.
 
-    `name` is set where `host` is one of the addresses of a name: certificates and ``Host`` headers have the name.
-    `socket` is the path of a Unix socket; scheme, host and port are those of HTTP on this machine then.
+    `name` is set if `host` is one of the addresses of a DNS name; it is used for certificates and ``Host`` headers.
+    `socket` is the path of a Unix socket; scheme, host and port then stand for HTTP on localhost.
     """
 
     scheme: str
@@ -56,7 +56,7 @@ class Address:
 
     @property
     def host_name(self) -> str:
-        """Name for which certificates are checked."""
+        """Host name expected in certificates."""
         return self.name or self.host
 
     @property
@@ -68,7 +68,7 @@ class Address:
         return f"{unix_socket.PREFIX}{self.socket}" if self.socket else f"{self.scheme}://{self.authority}{self.prefix}"
 
     def at_port(self, port: int, scheme: str) -> "Address":
-        """Another port of the same host."""
+        """Return the address of another port on the same host."""
         return Address(scheme, self.host, port, name=self.name)
 
 
@@ -86,7 +86,7 @@ class Access:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        """Raises INVALID_ARG for headers that cannot be sent."""
+        """Raise INVALID_ARG for invalid headers."""
         for name, value in self.headers.items():
             if not _NAME.fullmatch(name):
                 raise ClientError(Code.INVALID_ARG, f"'{name}' is not a valid header name")
@@ -115,7 +115,7 @@ class Access:
         return roots, key, chain
 
     def metadata(self) -> Iterator[tuple[str, str]]:
-        """Yield the headers as gRPC has them: as they are, and with the prefix that opens restricted calls."""
+        """Yield the headers as gRPC metadata: unchanged, and with the prefix that unlocks restricted calls."""
         for name, value in self.headers.items():
             lower = name.lower()
             yield lower, value
@@ -133,12 +133,12 @@ class Access:
 
 
 def is_url(target: str) -> bool:
-    """True if `target` names a server by its address; other schemes are those of model repositories."""
+    """Return True if `target` is a server's address. Other schemes belong to model repositories."""
     return target.startswith(unix_socket.PREFIX) or (target.partition("://")[0].lower() in PORTS and "://" in target)
 
 
 def parse(url: str) -> Address:
-    """Raises INVALID_ARG."""
+    """Parse an address. Raises INVALID_ARG."""
     if url.startswith(unix_socket.PREFIX):
         try:
             unix_socket.check(url)

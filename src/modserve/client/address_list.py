@@ -1,4 +1,4 @@
-"""The servers that ``--url`` names: addresses with commas between them, and names with an address for each server."""
+"""Servers named by ``--url``: comma-separated addresses, and DNS names with one address for each server."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -10,31 +10,31 @@ from .address import Address, is_url, parse
 from .errors import ClientError
 
 _DNS = {"dns": "http", "dns+http": "http", "dns+https": "https", "dns+grpc": "grpc", "dns+grpcs": "grpcs"}
-"""Schemes of names, and of the servers that they stand for."""
+"""Schemes of DNS names → schemes of the servers."""
 _FORMS = "http://HOST:PORT, grpc://HOST:PORT, or dns:///NAME:PORT for all addresses of a name"
 
 Lookup: TypeAlias = Callable[[str, int], Sequence[str]]
-"""The IP addresses of a name, for connections to a port. Raises OSError."""
+"""Resolves a name to IP addresses, for connections to a port. Raises OSError."""
 
 
 def lookup(name: str, port: int) -> list[str]:
-    """Look a name up with the system's resolver. Of IPv4 and IPv6, only the family that the system prefers is returned.
+    """Resolve a name with the system's resolver, for the preferred one of IPv4 and IPv6 only.
 
-    A server with an address of each family would be two. Raises OSError.
+    Otherwise a server with an address of each family would count as two. Raises OSError.
     """
     rows = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(row[4][0]) for row in rows if row[0] == rows[0][0]]
 
 
 def changes(text: str) -> bool:
-    """True if the servers' addresses may change, since a name stands for them."""
+    """Return True if the addresses may change because a DNS name stands for them."""
     return any(_scheme(part) in _DNS for part in text.split(","))
 
 
 def addresses(text: str, resolve: Lookup = lookup) -> list[Address]:
-    """Return each server once, in the order of `text`; those of a name in the order of their addresses.
+    """Return each server once, in the order of `text`. A name's servers are sorted by address.
 
-    A bare ``HOST:PORT`` is HTTP. Raises INVALID_ARG for what is no address, UNAVAILABLE for a name without any.
+    A bare ``HOST:PORT`` is HTTP. Raises INVALID_ARG for an invalid address, UNAVAILABLE for a name without addresses.
     """
     servers: dict[Address, None] = {}
     for part in map(str.strip, text.split(",")):

@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the public calls, the same over every transport."""
+"""`Client` and `AsyncClient`: the public API, independent of the transport."""
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -17,7 +17,7 @@ _WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
 
 
 class _Base:
-    """Shared by both clients: cached metadata of models, and the default timeout."""
+    """Common part of both clients: cached model metadata and the default timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -42,7 +42,7 @@ class _Base:
         try:
             tensors = values.to_tensors(inputs, self._known.get((model, version)))
         except ClientError:
-            self._forget(model)  # the model may be another by now
+            self._forget(model)  # the model may have changed
             raise
         except ModserveError as error:
             raise ClientError(error.code, error.message) from None
@@ -58,16 +58,16 @@ class _Base:
 
 
 def _remove_mark(result: Result) -> Result:
-    """Return a response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
+    """Remove the protocol's marker of the final response; the end of the iteration replaces it."""
     result.parameters.pop(values.FINAL, None)
     return result
 
 
 class Client(_Base):
-    """A server, for threads. Created by `modserve.connect`; use it in a ``with`` block, or call `close`.
+    """Client of a server. Created by `modserve.connect`; use it in a ``with`` block, or call `close`.
 
-    Several threads may share a client. All methods raise `ClientError`. `timeout` is in seconds and covers the whole
-    call; the default is that of `connect`, and infinity means no limit.
+    Several threads may share a client. All methods raise `ClientError`. `timeout` covers the whole call, in seconds. It
+    defaults to the timeout of `connect`; infinity means no limit.
     """
 
     def __init__(self, transport: Transport, timeout: float | None = None) -> None:
@@ -99,10 +99,10 @@ class Client(_Base):
     ) -> Result:
         """Run one inference.
 
-        Arrays are sent unchanged, with the batch dimension if the model has one; those of float64 and int64, numpy's
-        default types, are converted to the model's datatype. Numbers, texts, lists and data frames become arrays of it,
-        with missing leading dimensions of 1. `outputs` names the outputs to return, all by
-        default. `version` defaults to the latest.
+        Arrays are sent unchanged and include the batch dimension, if the model has one. Only float64 and int64 arrays,
+        numpy's default types, are converted to the model's datatype. Numbers, texts, lists and data frames become
+        arrays of the model's datatype, with missing leading dimensions of 1. `outputs` names the outputs to return and
+        defaults to all. `version` defaults to the latest.
         """
         self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
@@ -123,9 +123,9 @@ class Client(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,
     ) -> Generator[Result]:
-        """Run one inference and iterate over its responses as they arrive. Decoupled models have any number of them.
+        """Run one inference and iterate over its responses as they arrive. Decoupled models send any number of them.
 
-        Arguments are those of `infer`. Closing the iterator cancels the request.
+        Takes the same arguments as `infer`. Closing the iterator cancels the request.
         """
         self._learn(model, version, inputs, timeout)
         return self._stream(self._call(model, inputs, outputs, version, request_id, parameters, timeout))
@@ -144,7 +144,7 @@ class Client(_Base):
     ) -> dict[str, Any]:
         """Run one inference on plain values, for example for text models. Outputs are texts, numbers, or lists of them.
 
-        `fields` that are no inputs are parameters of the request.
+        `fields` that are not inputs become parameters of the request.
         """
         inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
         return values.to_dict(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
@@ -152,9 +152,7 @@ class Client(_Base):
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
-        """Yield the responses to fields like those of `generate`, as they arrive, for models with any number of
-        them.
-        """
+        """Run one inference on plain values like `generate`, and yield its responses as they arrive."""
         inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         return values.each(stream)
@@ -164,7 +162,7 @@ class Client(_Base):
             self.metadata(model, version, timeout=timeout)
 
     def metadata(self, model: str, version: int | None = None, *, timeout: float | None = None) -> ModelMetadata:
-        """Return a model's inputs and outputs. Fetched once, and again after an invalid request."""
+        """Return a model's metadata. Cached until a request is invalid."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(self._control(transport.METADATA, model, version, timeout=timeout))
@@ -172,15 +170,15 @@ class Client(_Base):
         return known
 
     def live(self) -> bool:
-        """True if the server runs."""
+        """Return True if the server is running."""
         return bool(self._control(transport.LIVE))
 
     def ready(self) -> bool:
-        """True if the server and all its models take requests."""
+        """Return True if the server and all its models accept requests."""
         return bool(self._control(transport.READY))
 
     def model_ready(self, model: str, version: int | None = None) -> bool:
-        """True if a model takes requests; False for one that does not exist."""
+        """Return True if a model accepts requests; False also if it does not exist."""
         return bool(self._control(transport.MODEL_READY, model, version))
 
     def server(self) -> dict[str, Any]:
@@ -192,20 +190,20 @@ class Client(_Base):
         return list(self._control(transport.INDEX))
 
     def config(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """Return the model's configuration, completed."""
+        """Return the model's completed configuration."""
         return dict(self._control(transport.CONFIG, model, version))
 
     def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
-        """Counts and durations of each of its versions since they were loaded."""
+        """Return counts and durations of each version since it was loaded."""
         return list(self._control(transport.STATISTICS, model, version)["model_stats"])
 
     def load(self, model: str, *, config: str | None = None, timeout: float | None = None) -> None:
-        """Load a model of the repository, or load it again. It is READY on return. Needs the control mode explicit."""
+        """Load or reload a model. It is READY on return. Requires the model control mode ``explicit``."""
         self._forget(model)
         self._control(transport.LOAD, model, parameters=None if config is None else {"config": config}, timeout=timeout)
 
     def unload(self, model: str, *, timeout: float | None = None) -> None:
-        """Take a model out of service."""
+        """Unload a model."""
         self._forget(model)
         self._control(transport.UNLOAD, model, timeout=timeout)
 
@@ -221,9 +219,9 @@ class Client(_Base):
 
 
 class AsyncClient(_Base):
-    """A server, for one event loop. Created by `modserve.connect_async`; use it in an ``async with`` block.
+    """Client of a server, for one event loop. Created by `modserve.connect_async`; use it in an ``async with`` block.
 
-    Alternatively, await `start` and finally `close`. The calls are those of `Client`; cancelling one cancels its
+    Alternatively, await `start` and finally `close`. It has the same calls as `Client`. Cancelling a call cancels its
     request.
     """
 
@@ -241,7 +239,7 @@ class AsyncClient(_Base):
         await self.close()
 
     async def start(self) -> None:
-        """Start a server in this process, if it is not running. Does nothing for other servers."""
+        """Start the server, if it is one inside this process and not running yet."""
         await self._transport.start()
 
     async def close(self) -> None:
@@ -338,7 +336,7 @@ class AsyncClient(_Base):
         return known
 
     async def live(self) -> bool:
-        """True if the server runs; see `Client.live`, and so with all methods below."""
+        """Return True if the server is running; see `Client` for this and the following methods."""
         return bool(await self._control(transport.LIVE))
 
     async def ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""The interface of transports, and the table of control calls."""
+"""Interface of transports, and the table of control calls."""
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
@@ -9,10 +9,9 @@ from .values import ClientCall, Result
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call: over HTTP a method and a path, over gRPC an RPC whose request names the model in the field `name`.
+    """A control call: an HTTP method and path, and an RPC with the model's name in the request field `name`.
 
-    `rpc` is empty for calls that only HTTP has. A `probe` is answered by yes or no: False for the statuses of errors
-    that say so, too.
+    `rpc` is empty for HTTP-only calls. The result of a `probe` is a bool; error statuses that mean "no" give False.
     """
 
     method: str
@@ -25,28 +24,28 @@ class Operation:
 LIVE = Operation("GET", "/v2/health/live", "ServerLive", probe=True)
 READY = Operation("GET", "/v2/health/ready", "ServerReady", probe=True)
 HEALTH = Operation("GET", "/v2/health/ready", "ServerReady")
-"""Readiness with its obstacles: ``ready``, and of servers of modserve over HTTP ``phase`` and ``reasons``."""
+"""Readiness: ``ready``, and from modserve over HTTP also ``phase`` and ``reasons``."""
 SERVER = Operation("GET", "/v2", "ServerMetadata")
 MODEL_READY = Operation("GET", "{model}/ready", "ModelReady", probe=True)
 METADATA = Operation("GET", "{model}", "ModelMetadata")
 CONFIG = Operation("GET", "{model}/config", "ModelConfig")
 STATISTICS = Operation("GET", "{model}/stats", "ModelStatistics")
-"""Statistics of a model; of all models without a name."""
+"""Statistics of a model, or without a name of all models."""
 ENGINE = Operation("GET", "{model}/engine", "")
-"""Engine that runs a version, an extension of modserve."""
+"""Engine of a version, an extension of modserve."""
 INDEX = Operation("POST", "/v2/repository/index", "RepositoryIndex")
 DRAIN = Operation("POST", "/v2/health/drain", "")
-"""An extension of modserve; the response comes when the server is drained."""
+"""Drain, an extension of modserve. The server responds when it is drained."""
 LOAD = Operation("POST", "/v2/repository/models/{name}/load", "RepositoryModelLoad", "model_name")
 UNLOAD = Operation("POST", "/v2/repository/models/{name}/unload", "RepositoryModelUnload", "model_name")
 
 Parameters: TypeAlias = Mapping[str, str | bool | bytes]
-"""Bytes are files; JSON has them in base64."""
+"""Parameters of a load or unload. Bytes are files, base64-encoded in JSON."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlCall:
-    """A call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
+    """Arguments of an `Operation`. `parameters` are for LOAD and UNLOAD."""
 
     operation: Operation
     model: str = ""
@@ -56,20 +55,20 @@ class ControlCall:
 
 
 class Transport(Protocol):
-    """Transport that several threads may use. All methods raise `ClientError`."""
+    """Thread-safe transport. All methods raise `ClientError`."""
 
     def start(self) -> None: ...
 
     def call(self, control: ControlCall) -> Any:
-        """Return the response in JSON's values, as HTTP has it; a bool for probes."""
+        """Return the response as JSON values in the form of HTTP; a bool for probes."""
 
     def infer(self, call: ClientCall) -> Result: ...
 
     def stream(self, call: ClientCall) -> Generator[Result]:
-        """Yield the responses as they come, but for one that only says that it is the last."""
+        """Yield the responses as they arrive, without an empty final response."""
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the connections. May be called again."""
 
 
 class AsyncTransport(Protocol):

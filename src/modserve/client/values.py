@@ -1,6 +1,6 @@
-"""Values that go into calls, their conversion by the model's metadata, and results.
+"""Input values, their conversion by the model's metadata, and results.
 
-Flat requests and responses, as the generate extension has them: plain values by name.
+Includes flat requests and responses, as in the generate extension: plain values by name.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -19,10 +19,10 @@ from modserve.core.tensors.tensor import Array, Shape, Tensor
 from .errors import ClientError, bad_response
 
 Value: TypeAlias = object
-"""An input. An array or `Tensor` is sent unchanged, but an array of numpy's default types, float64 and int64, becomes
-one of the model's datatype, as numbers, texts, lists and data frames do.
+"""An input value. A `Tensor` or an array is sent unchanged. Arrays of numpy's default types (float64 and int64),
+numbers, texts, lists and data frames are converted to the model's datatype.
 
-For type checkers this is any object, because they treat a dictionary of arrays and lists as one of objects.
+Declared as any object, because type checkers infer objects as the values of a dictionary of arrays and lists.
 """
 
 FINAL = "triton_final_response"
@@ -30,7 +30,7 @@ FINAL = "triton_final_response"
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """An input or output of a model. `shape` includes the batch dimension; -1 is any size. `datatype`: ``FP32``, …"""
+    """An input or output of a model. `shape` includes the batch dimension, with -1 for any size."""
 
     name: str
     datatype: str
@@ -39,7 +39,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The inputs and outputs of a model. `versions` are those that serve."""
+    """Inputs and outputs of a model. `versions` are the READY versions."""
 
     name: str
     versions: tuple[str, ...]
@@ -50,9 +50,9 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientCall:
-    """An inference call. `timeout` (seconds) bounds all of it.
+    """An inference call. `timeout` limits the whole call, in seconds.
 
-    `classes` above 0 requests that many top classes of each of `outputs`, in place of its values.
+    With `classes` above 0, each of `outputs` is returned as that many top classes instead of its values.
     """
 
     model: str
@@ -66,7 +66,7 @@ class ClientCall:
 
 
 class Result(Mapping[str, Array]):
-    """The outputs of one response, as arrays by name. BYTES are object arrays of ``bytes``.
+    """Outputs of one response, as arrays by name. BYTES are object arrays of ``bytes``.
 
     `version` is None if the server does not report it.
     """
@@ -105,7 +105,7 @@ class Result(Mapping[str, Array]):
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The outputs with their datatypes."""
+        """Outputs with their datatypes."""
         return self._tensors
 
     def datatype(self, name: str) -> str:
@@ -114,8 +114,7 @@ class Result(Mapping[str, Array]):
         return self._tensors[name].datatype.name
 
     def plain(self, name: str) -> Any:
-        """The output as Python numbers or texts, in lists nested like the array. A one-element output is a single
-        value.
+        """Return the output as Python numbers or texts, in nested lists, or as a single value if it has one element.
 
         BYTES are decoded as UTF-8, with replacement characters for invalid bytes.
         """
@@ -124,7 +123,7 @@ class Result(Mapping[str, Array]):
 
     @property
     def is_bare_end(self) -> bool:
-        """True if the result only says that no more responses come."""
+        """True if the result only marks the end of the responses."""
         return not self._tensors and self.parameters.get(FINAL) is True
 
 
@@ -135,19 +134,19 @@ def _decode(values: Any) -> Any:
 
 
 def needs_metadata(inputs: Mapping[str, Value]) -> bool:
-    """True if the model's datatypes have to be known to send `inputs`."""
+    """Return True if `inputs` cannot be sent without the model's datatypes."""
     return not all(map(_is_typed, inputs.values()))
 
 
 def _is_typed(value: Value) -> bool:
-    """True if the sender has chosen the datatype, which numpy's default types do not show."""
+    """Return True if the value has a deliberate datatype, which numpy's default types do not show."""
     if isinstance(value, np.ndarray):
         return value.dtype not in (np.float64, np.int64)
     return isinstance(value, Tensor)
 
 
 def to_tensors(inputs: Mapping[str, Value], metadata: ModelMetadata | None) -> dict[str, Tensor]:
-    """Return the inputs of a request. Raises INVALID_ARG for what cannot become a tensor."""
+    """Return the inputs of a request. Raises INVALID_ARG for values that cannot be converted."""
     return {name: _tensor(name, value, metadata) for name, value in inputs.items()}
 
 
@@ -171,11 +170,11 @@ def _tensor(name: str, value: Value, metadata: ModelMetadata | None) -> Tensor:
 
 
 _KINDS = {"bool": "b", "int": "iu", "float": "iuf", "string": "OSU"}
-"""The kinds of numpy arrays that can be elements, by the datatype's kind of JSON value."""
+"""Kind of JSON value of a datatype → accepted kinds of numpy arrays."""
 
 
 def _array(name: str, value: Value, datatype: Datatype) -> Array:
-    """Raises INVALID_ARG rather than change a value."""
+    """Convert a value without loss. Raises INVALID_ARG if that is impossible."""
     if datatype is dtypes.BYTES:
         return _texts(name, value)
     try:
@@ -201,7 +200,7 @@ def _texts(name: str, value: Value) -> Array:
 
 
 def full_shape(dims: Shape, shape: Shape) -> Shape:
-    """A value's shape with dimensions of 1 in front where the model has more that may be 1, such as the batch's."""
+    """Return the shape with leading dimensions of 1 added where the model allows it, such as for the batch."""
     missing = len(dims) - len(shape)
     return (1,) * missing + shape if missing > 0 and all(dim in (-1, 1) for dim in dims[:missing]) else shape
 
@@ -211,7 +210,7 @@ def _invalid(message: str) -> ClientError:
 
 
 def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
-    """Return the metadata in a server's response. Raises ClientError for what is none."""
+    """Return the metadata in a server's response. Raises ClientError if it is invalid."""
 
     def tensors(key: str) -> tuple[TensorMetadata, ...]:
         rows = document.get(key) or []
@@ -230,7 +229,7 @@ def version_of(text: str) -> int | None:
 
 
 def split(fields: Mapping[str, Value], metadata: ModelMetadata) -> tuple[dict[str, Value], dict[str, ParameterValue]]:
-    """Inputs of the model, and parameters. Raises INVALID_ARG for a parameter that is none."""
+    """Split fields into inputs of the model and parameters. Raises INVALID_ARG for invalid parameters."""
     names = {spec.name for spec in metadata.inputs}
     inputs: dict[str, Value] = {}
     parameters: dict[str, ParameterValue] = {}
@@ -250,7 +249,7 @@ def split(fields: Mapping[str, Value], metadata: ModelMetadata) -> tuple[dict[st
 
 
 def to_dict(result: Result) -> dict[str, Any]:
-    """Return the outputs and parameters of a response; outputs win."""
+    """Return the outputs and parameters of a response. Outputs take precedence."""
     return {**result.parameters, **{name: result.plain(name) for name in result}}
 
 

@@ -1,12 +1,12 @@
-"""Reader of config.pbtxt: makes a `core.ModelConfig`, with all problems reported together and each with its place.
+"""Reader of config.pbtxt: creates a `core.ModelConfig`, and reports all problems together with their positions.
 
-`read` a draft (or `parse` a text, or `read_override`); `check` it as far as possible before an engine has opened the
-model; `finish` it with the engine's description of the model. All of them raise INVALID_ARG with a report for people.
+`read` a draft (or `parse` a text, or `read_override`), `check` it as far as possible before an engine has opened the
+model, and `finish` it with the engine's description of the model. All of these raise INVALID_ARG with a report.
 
-- `text/`: from text to a message with the position of every field, and the report of problems.
-- `draft`: a configuration as written. `complete`: what the engine's description adds to it.
-- `features/`: a module each for tensors, sequence batching, padding, ...: the defaults, the rules, the comparison with
-  the model, and the values that the rest of the server reads.
+- `text/`: parses the text into a message with the position of every field, and reports problems.
+- `draft`: a configuration as written. `complete`: completion from the engine's description.
+- `features/`: one module each for tensors, sequence batching, padding, ...: defaults, rules, comparison with the model,
+  and conversion to the values used by the rest of the server.
 """
 
 import json
@@ -61,17 +61,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Complete:
-    """A configuration that is complete and keeps all rules."""
+    """A complete and valid configuration."""
 
     config: ModelConfig
     message: pb.ModelConfig
-    """The configuration as clients see it, with the settings that modserve does not act on."""
+    """The configuration as shown to clients, including settings that modserve does not use."""
     warnings: list[str]
-    """Settings without effect, or without the usual one."""
+    """Settings without their usual effect."""
     defaults: list[str]
-    """Values that the server filled in, and that a user may want to know."""
+    """Values filled in by the server, for the user's information."""
     notes: list[Problem]
-    """Warnings and defaults, with their places in the draft's source."""
+    """Warnings and defaults, with their positions in the draft's source."""
 
 
 def check(
@@ -81,9 +81,9 @@ def check(
     on_notes: Callable[[Sequence[Problem]], None] = lambda notes: None,
     files: Path | None = None,
 ) -> None:
-    """Raises for problems that exist before the model is opened. `finish` checks everything again.
+    """Raise INVALID_ARG for problems found before the model is opened. `finish` checks everything again.
 
-    `on_notes` gets what has no effect or another one than it seems, also of a draft with problems. `files` as `finish`.
+    `on_notes` receives settings without their usual effect, even if the draft has problems. `files` is as in `finish`.
     """
     problems = _problems(draft, auto_complete)
     for path, note in draft.notes:
@@ -94,7 +94,7 @@ def check(
 
 
 def routing_note(draft: Draft, versions: Collection[int], unserved: str) -> Problem | None:
-    """Return a note on a configured routing to versions that are not among those to serve; None if there is none."""
+    """Return a note if the configured routing uses versions that are not to be served; else None."""
     routing = features.routing.routing(draft.message)
     reason = "" if routing is None else missing(routing, versions, unserved)
     return Problem(reason, draft.source.locate(("parameters", "routing"))) if reason else None
@@ -110,10 +110,10 @@ def finish(
     auto_complete: bool,
     files: Path | None = None,
 ) -> Complete:
-    """Completes, normalises, validates and converts a draft.
+    """Complete, normalise, validate and convert a draft.
 
-    `description` is the engine's, None if it has none. Without `auto_complete` it is only compared with the
-    configuration. The defaults are those of the backend. `files` is the model's directory, None to look at no files.
+    `description` comes from the engine and may be None. Without `auto_complete` it is only compared with the
+    configuration. The defaults belong to the backend. `files` is the model's directory, None to ignore files.
     """
     context = ModelContext(
         draft.name,
@@ -160,12 +160,12 @@ def _no_tensors(message: pb.ModelConfig, auto_complete: bool) -> str:
 
 
 def from_json(text: str) -> str:
-    """Return the text of a ``config.pbtxt`` that says what the JSON of a load request says. Raises INVALID_ARG."""
+    """Convert the JSON of a load request to the text of a ``config.pbtxt``. Raises INVALID_ARG."""
     return text_format.MessageToString(override.parse(text), as_utf8=True)
 
 
 def to_text(message: Message) -> str:
-    """Return a configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
+    """Return a configuration as JSON in Triton's form for models: ``args["model_config"]`` of its Python backend."""
     return json.dumps(to_json(message))
 
 

@@ -1,8 +1,8 @@
-"""Completes a configuration from the engine's description of the model.
+"""Completion of a configuration from the engine's description of the model.
 
-The rules are those of Triton's ONNX Runtime backend, ``AutoCompleteConfig``, with two differences: a tensor without a
-data type or without dims is completed too, and a variable first dimension is no batch where the names of dimensions or
-a trial (`ModelDescription.batching_obstacle`) say otherwise.
+Follows ``AutoCompleteConfig`` of Triton's ONNX Runtime backend, with two differences. Tensors without a data type or
+dims are completed, too. A variable first dimension is not a batch dimension if the names of dimensions or a trial
+(`ModelDescription.batching_obstacle`) show otherwise.
 """
 
 import re
@@ -19,14 +19,14 @@ from .features import ragged, sequences, tensors
 from .text.problems import Problems
 
 _NO_NAME = re.compile(r"\W*|none|unknown|dynamic", re.IGNORECASE)
-"""Names that exporters give to every dimension."""
+"""Meaningless names that exporters give to dimensions."""
 _NUMBERED = re.compile(r".*\d", re.DOTALL)
-"""Names that exporters make, often another one for each tensor, though the dimensions are the same."""
+"""Generated names, which may differ between tensors for the same dimension."""
 
 
 def complete(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
-    """Completes the message in place. False, with a problem added, when max_batch_size does not fit the model."""
-    # Like Triton, leaves max_batch_size as it is if inputs and outputs are configured.
+    """Complete the message in place. Returns False and adds a problem if max_batch_size does not fit the model."""
+    # As in Triton, max_batch_size stays unchanged if inputs and outputs are configured.
     fits = bool(message.input and message.output) or _batching(message, description, problems)
     if not message.input or description.adds_tensors:
         listed = {*tensors.server_inputs(message), *(tensor.name for tensor in message.input)}
@@ -45,9 +45,9 @@ def complete(message: pb.ModelConfig, description: ModelDescription, problems: P
 
 
 def apply_traits(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> None:
-    """Fills in what the engine says of the model as a whole. What the configuration says itself stays.
+    """Fill in the description's properties of the whole model, unless the configuration has them.
 
-    Adds a problem where the two contradict each other, as ``ModelConfig`` of Triton's Python backend raises ValueError.
+    Adds a problem where the two contradict each other; ``ModelConfig`` of Triton's Python backend raises ValueError.
     """
     most = description.max_batch_size
     if most is not None:
@@ -85,7 +85,7 @@ def apply_traits(message: pb.ModelConfig, description: ModelDescription, problem
 
 
 def with_batch_dimension(message: pb.ModelConfig, description: ModelDescription) -> ModelDescription:
-    """Return the description with complete shapes, also if the engine leaves out the batch dimension."""
+    """Return the description with complete shapes, adding a batch dimension that the engine omits."""
     if description.batch_dimension or not message.max_batch_size:
         return description
 
@@ -96,9 +96,9 @@ def with_batch_dimension(message: pb.ModelConfig, description: ModelDescription)
 
 
 def _batching(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
-    """Sets max_batch_size and the dynamic batcher for a model that can batch. False as for `complete`.
+    """Set max_batch_size and the dynamic batcher for a model that can batch. Returns False like `complete`.
 
-    A model can batch if every tensor has a variable first dimension: that is its batch dimension.
+    A model can batch if every tensor has a variable first dimension, which is the batch dimension.
     """
     tensors = (*description.inputs, *description.outputs)
     if not all(tensor.shape[:1] == (-1,) for tensor in tensors if tensor.rank_known):
@@ -159,12 +159,12 @@ def _tensors(
         if tensor.data_type == pb.TYPE_INVALID:
             tensor.data_type = pb.DataType.Value(model_tensor.datatype.config_name)
         if ragged.is_ragged(tensor) and not tensor.dims:
-            tensor.dims.append(-1)  # the model sees one dimension, whatever shape the requests have
+            tensor.dims.append(-1)  # the model receives one dimension, whatever the requests' shapes
         if not tensor.dims and not tensor.HasField("reshape"):
             tensor.dims.extend(model_tensor.shape[1:] if batching else model_tensor.shape)
             if not tensor.dims:
-                # Dims cannot be empty: a scalar is [1], which the reshape removes for a batching model. Without
-                # batching, Triton forbids the reshape and takes [1] for the scalar.
+                # Dims cannot be empty. A scalar is [1], which the reshape removes for a batching model. Without
+                # batching, Triton forbids the reshape and accepts [1] for a scalar.
                 tensor.dims.append(1)
                 if batching:
                     tensor.reshape.SetInParent()

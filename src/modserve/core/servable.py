@@ -1,4 +1,4 @@
-"""A loaded model version, as the server, the front ends and other models see it. `models/` implements it."""
+"""Interface of a loaded model version for the server, the front ends and other models. `models/` implements it."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -30,18 +30,18 @@ def submit_traced(
         inflight = servable.submit(request, sink, now_ns)
     finally:
         _submitting.pop()
-    inflight.trace = trace  # in time, since no response comes before `submit` returns
+    inflight.trace = trace  # in time, as no response arrives before `submit` returns
     start_ns = inflight.request_start_ns
     trace.on_submit(inflight.inputs, start_ns, inflight.queue_start_ns or start_ns)
     return inflight
 
 
 _submitting: list[RequestTrace] = []
-"""The traces of the requests that are being submitted, on the event loop's thread."""
+"""Traces of the requests being submitted, on the event loop's thread."""
 
 
 def context_to_pass_on() -> str:
-    """Return the span of the request being submitted, for one that goes on to another process; empty for none."""
+    """Return the span of the request being submitted, for forwarding to another process; empty for none."""
     return _submitting[-1].context if _submitting else ""
 
 
@@ -51,31 +51,31 @@ class Servable(Protocol):
     id: ModelId
     statistics: ModelStatistics
     labels: Mapping[str, tuple[str, ...]]
-    """The names of the classes by output, for the outputs that have a label file."""
+    """Class names by output, for outputs with a label file."""
 
     @property
     def config(self) -> ModelConfig: ...
 
     @property
     def config_message(self) -> bytes:
-        """The normalised ``inference.ModelConfig``, serialised, for the configuration calls."""
+        """Serialised, normalised ``inference.ModelConfig`` for the configuration calls."""
 
     @property
     def unready_reason(self) -> str | None:
         """Reason why a loaded version is not ready, such as lost instances; None while it is healthy.
 
-        Requests are still submitted to it; only readiness and the repository index change. Code that changes the value
-        calls `ModelTable.changes.notify`.
+        It affects readiness and the repository index; requests are still submitted. Code that changes the value calls
+        `ModelTable.changes.notify`.
         """
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """Check and queue a request; the response comes to `sink`, never before this method returns.
+        """Check and queue a request. `sink` receives the response, never before this method returns.
 
-        Never waits. Raises `ModserveError` when the request is wrong or cannot be taken; `sink` is then not called.
+        Never waits. Raises `ModserveError` for an invalid or refused request; `sink` is not called then.
         """
 
     async def drain(self) -> None:
-        """Take nothing new; return when everything accepted is settled."""
+        """Refuse new requests and return when all accepted ones are settled."""
 
     async def close(self) -> None:
         """Release the engine. Unsettled requests fail."""
@@ -87,11 +87,11 @@ class RequestHolder(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Number of outstanding requests. Those of an ensemble's steps count at the models of the steps."""
+        """Number of outstanding requests. An ensemble's step requests count for the steps' models."""
 
 
 class Oldest(NamedTuple):
-    """Nanoseconds that the oldest execution of a model and its oldest waiting request have lasted; 0 for none."""
+    """Ages of a model's oldest execution and oldest waiting request, in nanoseconds; 0 for none."""
 
     execution_ns: int = 0
     waiting_ns: int = 0
@@ -99,30 +99,30 @@ class Oldest(NamedTuple):
 
 @runtime_checkable
 class OldestReporter(Protocol):
-    """A servable that has requests wait, and executes them."""
+    """Servable that queues and executes requests."""
 
     def oldest(self, now_ns: int) -> Oldest: ...
 
 
 def oldest(servable: Servable, now_ns: int) -> Oldest | None:
-    """Return the report of an `OldestReporter`; None for other servables: ensembles."""
+    """Return the report of an `OldestReporter`; None for other servables, such as ensembles."""
     reporter = base(servable)
     return reporter.oldest(now_ns) if isinstance(reporter, OldestReporter) else None
 
 
 @runtime_checkable
 class Finisher(Protocol):
-    """Servable that can finish its accepted requests while it still takes those that other models make."""
+    """Servable that can finish its accepted requests while it still accepts requests from other models."""
 
     @property
     def busy(self) -> bool:
-        """True if it has accepted requests that are not settled, or sequences that have begun."""
+        """True while there are requests in flight or open sequences."""
 
     def hurry(self) -> None:
-        """Stop requests from waiting for others to share their batch."""
+        """Stop delaying requests to form larger batches."""
 
     async def idle(self) -> None:
-        """Return when it is not `busy`."""
+        """Wait until it is not `busy`."""
 
 
 @runtime_checkable
@@ -130,33 +130,33 @@ class ReadinessChecker(Protocol):
     """Servable with an engine that may report its own readiness."""
 
     async def check_ready(self) -> bool:
-        """Ask the engine, for a few seconds at most. Never raises."""
+        """Query the engine's readiness, for a few seconds at most. Never raises."""
 
 
 @runtime_checkable
 class SequenceKeeper(Submitter, Protocol):
-    """Servable that continues begun sequences while it drains, and refuses all other requests."""
+    """Servable that continues open sequences while it drains, and refuses all other requests."""
 
     @property
     def open_sequences(self) -> int:
-        """Number of sequences that have begun and not ended."""
+        """Number of open sequences."""
 
     def has_sequence(self, key: SequenceKey) -> bool:
-        """Return True if a sequence has begun and not ended."""
+        """Return True if a sequence is open."""
 
     def abandon_sequence(self, key: SequenceKey) -> None:
-        """End a sequence, if it exists, after its accepted requests: it begins again elsewhere."""
+        """End a sequence, if it exists, after its accepted requests, as it restarts elsewhere."""
 
 
 @runtime_checkable
 class EngineReporter(Protocol):
-    """A servable with an engine of its own."""
+    """Servable with its own engine."""
 
     @property
     def engine_report(self) -> Mapping[str, object]:
-        """Report in JSON's values: `backend`, `instances`, `engine`, and the engine's own report.
+        """Report in JSON values: `backend`, `instances`, `engine`, and the engine's own report.
 
-        Empty without an engine, as for an ensemble.
+        Empty without an engine, such as for an ensemble.
         """
 
 
@@ -167,15 +167,15 @@ def engine_report(servable: object) -> Mapping[str, object]:
 
 @runtime_checkable
 class ProcessOwner(Protocol):
-    """A servable that may run in processes of its own."""
+    """Servable that may run in its own processes."""
 
     @property
     def process_ids(self) -> list[int]:
-        """Processes of its instances that are up."""
+        """Processes of its running instances."""
 
 
 def process_ids(servable: object) -> list[int]:
-    """Return its processes, as `ProcessOwner` has them; none for a servable that runs in the server's process."""
+    """Return the processes of a `ProcessOwner`; none for other servables, which run in the server's process."""
     return servable.process_ids if isinstance(servable, ProcessOwner) else []
 
 
@@ -183,14 +183,14 @@ _FULL_PRECISIONS = frozenset({"", "fp32", "fp64"})
 
 
 def engine_title(report: Mapping[str, object]) -> str:
-    """Return a report's engine and version for people, with a reduced precision."""
+    """Return the display name of a report's engine, with version and reduced precision."""
     precision = str(report.get("precision") or "")
     parts = (report.get("engine"), report.get("version"), precision if precision not in _FULL_PRECISIONS else "")
     return " ".join(str(part) for part in (*parts, report.get("variant")) if part)
 
 
 def resident_bytes(servable: Servable) -> int:
-    """Return the bytes that a model holds, as last measured at a load; 0 while it is not in memory, -1 if unknown."""
+    """Return the memory of a model in bytes, as measured at its last load; 0 if not in memory, -1 if unknown."""
     report = residency(servable)
     if report is not None:
         return report.size if report.resident else 0
@@ -198,21 +198,21 @@ def resident_bytes(servable: Servable) -> int:
 
 
 class Handle(Protocol):
-    """A borrowed servable. It takes requests until it is released, also while its version is being unloaded."""
+    """A borrowed servable. It accepts requests until released, even while its version is being unloaded."""
 
     @property
     def servable(self) -> Servable: ...
 
     def release(self) -> None:
-        """Return the servable; called once."""
+        """Release the servable. Called once."""
 
 
 Borrow: TypeAlias = Callable[[str, int | None], Handle]
-"""Lender of the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
+"""Borrows a READY version of a model; None is the latest. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
 
 
 def base(servable: Servable) -> Servable:
-    """Return the model or ensemble behind its wrappers. Each of them has the next one as its `inner`."""
+    """Return the model or ensemble inside its wrappers. Each wrapper has the next one as `inner`."""
     while (inner := getattr(servable, "inner", None)) is not None:
         servable = inner
     return servable

@@ -10,15 +10,15 @@ from .errors import ModserveError, invalid, not_found, unavailable
 
 _VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
 _MOST_DIGITS = 1000
-"""Python refuses to read much longer numbers; leading zeros may make a small number long."""
+"""Digits of a number: Python refuses much longer ones. Leading zeros may make a small number long."""
 _MOST_REASON = 1000
 _MOST_COMPARED = 200
-"""Maximum number of names to compare with an unknown one, and of its characters: each takes time."""
+"""Maximum number of names to compare with an unknown one, and of its characters, to limit the time."""
 _LIKELY = 0.75
 _MOST_LISTED = 10
-"""Versions in a message."""
+"""Maximum number of versions in a message."""
 _USUAL: Final[dict[str, int]] = {str(version): version for version in range(1, 100)}
-"""Versions as requests name them."""
+"""Versions by their text in requests."""
 
 _FOREIGN: Final[dict[str, str]] = {
     "lost+found": "the file system's",
@@ -30,10 +30,10 @@ _FOREIGN: Final[dict[str, str]] = {
     "__MACOSX": "of an archive made on macOS",
     "__pycache__": "Python's",
 }
-"""Folders of operating systems and tools beside models, and their owners."""
+"""Folders of operating systems and tools in repositories → owner."""
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""Reason for refusing requests to a model that is being unloaded, in Triton's words."""
+"""Triton's reason for refusing requests to a model that is being unloaded."""
 
 
 class ModelId(NamedTuple):
@@ -45,27 +45,27 @@ class ModelId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Rollback of a version: requests without a version no longer go to it."""
+    """Rollback of a version, which no longer receives requests without a version."""
 
     reason: str
-    """Reason of the rollback, with figures if a rule caused it."""
+    """Reason for the rollback, with figures if a rule caused it."""
     at_ms: int
     """Milliseconds since 1970."""
     unsaved: str = ""
-    """Reason for which a restart forgets it, and what to do about that; empty if the model's folder has it."""
+    """Reason why the rollback is not persistent, with a remedy; empty if stored in the model's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """The versions of a repository that are served: the `latest` highest ones, the `specific` ones, or all of them."""
+    """Versions to serve: the `latest` highest ones, the `specific` ones, or all."""
 
     latest: int = 0
     specific: tuple[int, ...] = ()
 
     def select(self, available: Iterable[int], rolled_back: Container[int] = ()) -> list[int]:
-        """Return the versions to serve in ascending order; specific versions that are not available are left out.
+        """Return the available versions to serve in ascending order.
 
-        The latest ones exclude those that were rolled back, unless no others exist.
+        The latest versions exclude rolled-back ones, unless no others exist.
         """
         present = sorted(set(available))
         if self.specific:
@@ -78,22 +78,22 @@ class VersionPolicy:
 
 
 def may_be_model(folder: str) -> bool:
-    """Return False for hidden folders and those of operating systems and tools."""
+    """Return False for hidden folders and for folders of operating systems and tools."""
     return not folder.startswith(".") and folder not in _FOREIGN
 
 
 def folder_owner(folder: str) -> str:
-    """Explain what owns a folder that is never a model, such as ``lost+found``; empty for others."""
+    """Return the owner of a folder that is never a model, such as ``lost+found``; empty for other folders."""
     return f"it is {_FOREIGN[folder]}, not a model" if folder in _FOREIGN else ""
 
 
 def parse_directory(name: str) -> int | None:
-    """Read a directory's version: a positive integer without leading zeros. None for other directories."""
+    """Parse a directory's version, a positive integer without leading zeros; None for other directories."""
     return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
 
 
 def not_a_version(folder: str) -> str:
-    """Return a message about a folder that looks like a version and is none, such as ``v1`` or ``01``; else empty."""
+    """Return a message about a folder that only resembles a version, such as ``v1`` or ``01``; else empty."""
     digits = folder.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
     if digits == folder or parse_directory(digits) is None:
         return ""
@@ -101,15 +101,12 @@ def not_a_version(folder: str) -> str:
 
 
 def without_owner(name: str) -> str:
-    """Return the local name of a model whose name may begin with its owner on the hub: ``org/model``.
-
-    Names here have no slashes.
-    """
+    """Remove the hub's owner from a model name such as ``org/model``. Local names have no slashes."""
     return name.rpartition("/")[2] or name
 
 
 def describe_unserved(present: Iterable[int], served: Collection[int]) -> str:
-    """Return a message about the versions in a model's folder that its policy leaves out; empty if there are none."""
+    """Return a message about versions in a model's folder that its policy excludes; empty if there are none."""
     left = sorted(set(present).difference(served))
     if not left:
         return ""
@@ -121,7 +118,7 @@ def describe_unserved(present: Iterable[int], served: Collection[int]) -> str:
 
 
 def parse_requested(text: str) -> int | None:
-    """Read a request's version; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
+    """Parse a request's version; None (the latest) for an empty text. Raises INVALID_ARG with Triton's texts."""
     if not text:
         return None
     usual = _USUAL.get(text)
@@ -139,7 +136,7 @@ def parse_requested(text: str) -> int | None:
 
 
 def _fits_long(digits: str) -> bool:
-    """Return True if a number of any length has at most 64 bits, as ``std::stol`` requires."""
+    """Return True if a number of any length fits in 64 bits, as ``std::stol`` requires."""
     return len(digits) <= _MOST_DIGITS and -(2**63) <= int(digits) < 2**63
 
 
@@ -147,7 +144,7 @@ STILL_LOADING = "it is still loading"
 
 
 def unknown_model(name: str, names: Collection[str] = ()) -> ModserveError:
-    """Return the error for an unknown model. It suggests a similar one of the existing `names`."""
+    """Return the error for an unknown model. It suggests a similar one of `names`."""
     hint = ""
     if len(name) <= _MOST_COMPARED and len(names) <= _MOST_COMPARED:
         hint = "".join(f"; did you mean '{near}'?" for near in difflib.get_close_matches(name, names, 1, _LIKELY))
@@ -167,13 +164,13 @@ def not_ready(name: str, version: int, why: str = "") -> ModserveError:
 
 
 def still_loading(name: str, version: int | None) -> ModserveError:
-    """Return UNAVAILABLE, unlike Triton, so that clients try again. Triton's text, without calling it unknown."""
+    """Return UNAVAILABLE, unlike Triton, so that clients retry. Triton's text, without calling the model unknown."""
     failure = no_available_versions(name, STILL_LOADING) if version is None else not_ready(name, version, STILL_LOADING)
     return unavailable(failure.message.replace("Request for unknown model: ", "model ", 1))
 
 
 def _because(why: str) -> str:
-    """Return the reason to append to Triton's text, which clients may search for; a long reason is cut."""
+    """Return a reason to append to Triton's text, which clients may search for. A long reason is truncated."""
     if not why:
         return ""
     return f": {why}" if len(why) <= _MOST_REASON else f": {why[:_MOST_REASON]}…"

@@ -1,4 +1,4 @@
-"""The interface between a pool and its instances, and the kind of instance that has a thread of its own."""
+"""Interface between a pool and its instances, and the instance with its own thread."""
 
 import logging
 import threading
@@ -22,13 +22,13 @@ from .running import Deliver, RequestProgress, RequestReport, Stamp
 _log = logging.getLogger(__name__)
 
 _SHORT_NS = 1_000_000
-"""An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
+"""Limit of the typical duration for queueing further jobs inside the engine, where no other instance can take them."""
 
 
 class Instance(ABC):
-    """Executes jobs in order, as many at a time as `max_in_flight` says, and tells the pool of each.
+    """Executes jobs in order, up to `max_in_flight` concurrently, and reports each to the pool.
 
-    All methods but `close` are for the event loop's thread.
+    All methods except `close` must be called on the event loop's thread.
     """
 
     name: str
@@ -36,47 +36,47 @@ class Instance(ABC):
     """Index among the instances of the pool."""
     max_in_flight: int = 1
     max_ahead: int = 0
-    """Number of further jobs that may wait inside the engine while executions are short."""
+    """Number of further jobs queued inside the engine while executions are short."""
     places: int = 1
-    """Number of jobs it takes now. Kept by the pool."""
+    """Current number of places for jobs. Managed by the pool."""
     takes_early: bool = False
-    """True if it may get a job, beyond its places, before the one under way is over."""
+    """True if it accepts a job beyond its places before the current one ends."""
     prefetched: int = 0
-    """Number of places lent before their executions were over. Kept by the pool."""
+    """Number of places lent before their executions ended. Managed by the pool."""
     ahead: deque[Job]
-    """The jobs in those places that have not begun, if it `takes_early`. Kept by the pool."""
+    """Jobs in prefetched places that have not begun, if it `takes_early`. Managed by the pool."""
     inline_rule: InlineRule | None = None
-    """Rule that lets batches run on the event loop's thread; None for never."""
+    """Rule for running batches on the event loop's thread; None for never."""
     job: Job | None = None
-    """Job in execution or about to be: the latest, if there are several. Kept by the pool."""
+    """Latest job in execution or about to start. Managed by the pool."""
     gone: bool = False
-    """True if it takes no jobs: it is new, leaves, or was lost. Kept by the pool."""
+    """True if it takes no jobs because it is new, leaving or lost. Managed by the pool."""
     open: dict[RequestProgress, None]
-    """The requests without a final response, of an engine that responds to each by itself."""
+    """Requests without a final response, for engines that respond to each request separately."""
     heard_ns: int = 0
-    """Time at which the engine of a decoupled model last responded; 0 for never, and for other models."""
+    """Time of the last response of a decoupled model; 0 for never, and for other models."""
     typical_ns: int = 2_000_000
-    """Typical duration of the latest executions. Kept by instances with `max_ahead`."""
+    """Typical duration of the latest executions. Updated by instances with `max_ahead`."""
 
     @property
     @abstractmethod
     def engine(self) -> Executor:
-        """The engine's instance."""
+        """Backend instance."""
 
     @abstractmethod
     def give_up(self, error: InstanceLostError) -> bool:
-        """Give the instance up as lost, by this error, because its execution takes too long. Returns at once.
+        """Give up the instance as lost with this error because its execution takes too long. Does not wait.
 
-        True if it tells the pool of its jobs and its loss itself, now or soon. False if it is silent from now on.
+        Returns True if it reports its jobs and its loss to the pool itself. False if it reports nothing more.
         """
 
     @property
     def awaited(self) -> bool:
-        """True if requests wait for its work, or it must not be closed before that is done."""
+        """True if requests wait for it, or it must not be closed yet."""
         return self.job is not None or bool(self.open)
 
     def silent_ns(self, now_ns: int) -> int | None:
-        """Return how long the oldest execution has run, or has sent no response if decoupled. None if it is idle.
+        """Return the age of the oldest execution, or of a decoupled model's last response if later; None if idle.
 
         An execution lasts until each of its requests has its final response.
         """
@@ -86,46 +86,46 @@ class Instance(ABC):
 
     @abstractmethod
     def _timings(self) -> list[ExecutionTiming]:
-        """Return the timings of the executions that the engine is at."""
+        """Return the timings of the current executions."""
 
     @abstractmethod
     def start(self, job: Job) -> None:
-        """Run a job, after those that were started before. Returns at once."""
+        """Start a job, in order. Returns at once."""
 
     def execute(self, job: Job) -> None:
-        """Run a job on the calling thread, which blocks; never raises. Only where there is an `inline_rule`."""
+        """Run a job on the calling thread. Blocks; never raises. Requires an `inline_rule`."""
         raise RuntimeError(f"{self!r} does not block a thread: this is a bug")
 
     @property
     def most_places(self) -> int:
-        """Number of jobs it should take, going by its latest executions."""
+        """Number of jobs it should take, depending on its latest executions."""
         return self.max_in_flight + (self.max_ahead if self.typical_ns < _SHORT_NS else 0)
 
     @abstractmethod
     def end(self) -> None:
-        """Start no more executions. Does not wait; the engine's instance stays open."""
+        """Start no more executions. Does not wait; the backend instance stays open."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish the jobs at hand and close the engine's instance. Blocks until that is done; once, on any thread."""
+        """Finish the current jobs and close the backend instance. Blocks. Called once, on any thread."""
 
 
 Done: TypeAlias = Callable[["Instance", Job], None]
 
 
 def most_ahead(config: ModelConfig, engine: Executor) -> int:
-    """Return how many executions may wait inside the engine: 0 where the scheduler would form larger batches."""
+    """Return the number of executions that may wait inside the engine; 0 if the scheduler would form larger batches."""
     ahead = config.sequence_batching is None and config.dynamic_batching is None and not reuses_outputs(engine)
     return int(getattr(engine, "max_ahead", 0)) if ahead else 0
 
 
 def takes_early(config: ModelConfig, engine: Executor) -> bool:
-    """True if the next batch may already be at the instance: not where a batch depends on the one before it."""
+    """Return True if the instance accepts the next batch early, which requires that batches are independent."""
     return bool(getattr(engine, "takes_early", False)) and config.sequence_batching is None and not config.decoupled
 
 
 class ThreadInstance(Instance):
-    """Executes jobs one by one on its thread, and tells `done` (on that thread) of each."""
+    """Executes jobs one by one on its thread, and calls `done` on that thread for each."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class ThreadInstance(Instance):
         self._jobs.put(None)
 
     def give_up(self, error: InstanceLostError) -> bool:
-        """Give up the thread, which Python cannot end. It closes the engine if it ever comes back."""
+        """Give up the thread, which Python cannot end. It closes the engine if its call ever returns."""
         self._given_up = True
         try:
             while True:
@@ -210,7 +210,7 @@ class ThreadInstance(Instance):
             thread.job = None
             if not self._given_up:
                 self._done(self, job)
-            del job  # or the last batch's tensors would live until the next one
+            del job  # releases the batch's tensors before the wait for the next one
         if self._given_up:
             self._close_late()
 
@@ -246,9 +246,9 @@ class ThreadInstance(Instance):
 
 
 class InstanceThread(threading.Thread):
-    """The thread of an instance. A daemon: an engine stuck in a call must not keep the process from ending."""
+    """Thread of an instance. A daemon, as a hanging engine must not keep the process from exiting."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(target=work, name=f"instance-{name}", daemon=True)
         self.job: Job | None = None
-        """Job that runs on it; calls to other models without a parent belong to that job."""
+        """Current job. Calls to other models without a parent belong to it."""

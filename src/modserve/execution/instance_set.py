@@ -1,14 +1,14 @@
-"""The instances of one model version: creation, loss, replacement and removal.
+"""Instances of one model version: creation, loss, replacement and removal.
 
 An instance is in one of three states. *Free*: it is in `_free`, once for each execution that it can take. *Busy*: all
 of its places are taken; their number may change with its executions (`Instance.most_places`). *Gone*: it was lost, is
-no longer in `_free`, and finishes nothing; `revival` makes a new instance with its number. A slot that a scheduler
-holds is a place that was taken from `_free`; `run` or `release` returns it. Only the methods here and in `pool.py` move
-instances between the states, all on the event loop's thread.
+no longer in `_free`, and finishes nothing; `revival` creates a new instance with its number. A scheduler's slot is a
+place taken from `_free`; `run` or `release` returns it. Only the methods here and in `pool.py` change the state, all on
+the event loop's thread.
 
 Instances may be added and removed while others run (`change`). A removed instance is gone as well, but finishes its
-executions: it is in `leaving` until none waits for it, and then the owner closes it. Its number is not used again. An
-instance that is being warmed up is in `_warming`; if it is lost meanwhile, the warm-up handles that.
+executions: it is in `leaving` until no request waits for it, and then the owner closes it. Its number is not reused. An
+instance in warm-up is in `_warming`; the warm-up handles its loss.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class InstanceSet:
-    """The instances of a pool. What makes and runs them is in `pool.InstancePool`."""
+    """Instances of a pool. `pool.InstancePool` creates and runs them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class InstanceSet:
         make_samples: MakeSamples | None,
     ) -> None:
         self.trouble: ModserveError | None = None
-        """Reason that nothing can run, while no instance is left."""
+        """Reason for refusing all executions while no instance is left."""
         self._model = model
         self._statistics = statistics
         self._owner = owner
@@ -61,7 +61,7 @@ class InstanceSet:
         self._instances: dict[int, Instance] = {}
         """Instances by number."""
         self._once_lost: set[int] = set()
-        """Numbers of instances that were lost; they may have been revived since, and then warm up by themselves."""
+        """Numbers of all instances ever lost. A revived instance runs its own warm-up."""
         self._next_number = 0
         self._free: deque[Instance] = deque()
         self.leaving: list[Instance] = []
@@ -72,7 +72,7 @@ class InstanceSet:
         raise NotImplementedError
 
     def _begin(self, engines: Sequence[tuple[str, Executor]]) -> None:
-        """Take in the first instances. Raises what an engine raises."""
+        """Add the initial instances. Raises an engine's exceptions."""
         try:
             instances = [self.new_instance(name, engine) for name, engine in engines]
         except BaseException:
@@ -84,17 +84,17 @@ class InstanceSet:
 
     @property
     def executors(self) -> list[tuple[str, Executor]]:
-        """Engine instances that are up, with their names."""
+        """Names and backend instances of the running instances."""
         return [(instance.name, instance.engine) for instance in self._instances.values() if not instance.gone]
 
     @property
     def names(self) -> dict[int, str]:
-        """The names of the instances, lost ones included, by number."""
+        """Names of the instances by number, including lost ones."""
         return {number: instance.name for number, instance in self._instances.items()}
 
     @property
     def awaited(self) -> bool:
-        """True if requests wait for the instances. False also while they run for abandoned requests."""
+        """True if requests wait for the instances. Executions for abandoned requests do not count."""
         return any(instance.awaited for instance in (*self._instances.values(), *self.leaving))
 
     @property
@@ -103,11 +103,11 @@ class InstanceSet:
 
     @property
     def most_places(self) -> int:
-        """Number of batches that run at a time when all instances are up."""
+        """Number of concurrent batches when all instances are running."""
         return sum([instance.max_in_flight for instance in self._instances.values()])
 
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
-        """Run samples on one of the instances, before there are requests to run."""
+        """Run samples on one of the instances, before it takes requests."""
         instance = self._instances[number]
         if number not in self._once_lost:
             self._start_warming(instance, samples, on_end)
@@ -125,14 +125,14 @@ class InstanceSet:
         on_end(ran)
 
     def on_lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
-        """Handle instances lost to generated warm-up data: others are made, and serve without it."""
+        """Handle the loss of an instance to generated warm-up data. It is replaced without warm-up."""
         self._make_samples = None
         self._lose(self._instances[number], error)
 
-    # Instances are added and removed
+    # Adding and removing instances
 
     def new_instance(self, name: str, engine: Executor) -> Instance:
-        """Return an instance that takes nothing until `change` puts it in service, or `dismiss` ends it."""
+        """Return an instance that takes no jobs until `change` puts it in service or `dismiss` ends it."""
         number = self._next_number
         self._next_number += 1
         instance = self._instances[number] = self._instance(number, name, engine)
@@ -140,7 +140,7 @@ class InstanceSet:
         return instance
 
     def change(self, added: Collection[Instance], removed: Collection[int]) -> None:
-        """Put instances of `new_instance` in service, and take others out, which finish what they have. At once."""
+        """Put instances from `new_instance` in service and remove others, which finish their jobs. Does not wait."""
         for number in removed:
             self._remove(self._instances.pop(number))
         for instance in added:
@@ -151,7 +151,7 @@ class InstanceSet:
         self._tell_free()
 
     def dismiss(self, instance: Instance) -> None:
-        """End a new instance that is not to serve."""
+        """End a new instance that will not serve."""
         del self._instances[instance.number]
         self._leave(instance)
 
@@ -160,7 +160,7 @@ class InstanceSet:
         return self._settlement.learner
 
     def learn(self, learner: Learner | None, make_samples: MakeSamples | None) -> None:
-        """Replace the learner from executions, and the samples that revived instances run."""
+        """Replace the learner, and the warm-up samples for revived instances."""
         self._settlement.learner, self._make_samples = learner, make_samples
 
     def _put_in_service(self, instance: Instance) -> None:
@@ -176,7 +176,7 @@ class InstanceSet:
         self._statistics.instances = len(instances)
 
     def _remove(self, instance: Instance) -> None:
-        if instance.gone:  # it was lost: one that is being made anew leaves when it is there
+        if instance.gone:  # lost: a replacement in progress leaves when it is ready
             self._statistics.instances_lost -= 1
             if self._revival is None or self._revival.forget(instance.number):
                 self._leave(instance)
@@ -190,16 +190,16 @@ class InstanceSet:
         self.see_off()
 
     def see_off(self) -> None:
-        """Hand over the leaving instances that have nothing left to do. Also called when requests were settled."""
+        """Hand idle leaving instances to the owner. Also called after requests were settled."""
         if self.leaving:
             for instance in [each for each in self.leaving if not each.awaited]:
                 self.leaving.remove(instance)
                 self._owner.instance_left(instance)
 
-    # Instances are lost and made anew
+    # Loss and revival of instances
 
     def _lose(self, instance: Instance, error: InstanceLostError) -> None:
-        """Take a lost instance out of service: fail what it still owes, and start a revival."""
+        """Take a lost instance out of service, fail its outstanding requests, and start a revival."""
         if (warming := self._warming.get(instance)) is not None:
             warming.on_lost(error)
             return
@@ -229,7 +229,7 @@ class InstanceSet:
                 self._settlement.fail_open(running, error)
 
     def _tell_of_loss(self, number: int, error: ModserveError, *, again: bool) -> None:
-        """Report that an instance was lost, or that another revival failed."""
+        """Report the loss of an instance, or another failed revival."""
         if all(each.gone for each in self._instances.values()):
             self._set_trouble(error)
         try:
@@ -252,7 +252,7 @@ class InstanceSet:
         if making is None:
             self._take_in(instance)
         else:
-            instance.gone = True  # until it is warm
+            instance.gone = True  # until the end of the warm-up
             making.add_done_callback(partial(self._from_thread, self._warm, instance))
 
     def _warm(self, instance: Instance, making: "Future[Sequence[Sample]]") -> None:
@@ -293,7 +293,7 @@ class InstanceSet:
         label = f"model '{self._model.name}', instance '{self._instances[number].name}'"
         what = f"{label} was lost and cannot be replaced"
         _log.error("%s: %s; the next attempt is in %g s", what, error.message, wait_ns / 1e9)
-        # Whatever went wrong is no fault of those who wait.
+        # UNAVAILABLE whatever the cause: the waiting requests are not at fault.
         self._tell_of_loss(number, unavailable(f"{what}: {first_paragraph(error.message)}"), again=True)
 
     def _set_trouble(self, error: ModserveError | None) -> None:
@@ -307,17 +307,17 @@ class InstanceSet:
             self._settlement.log_exception("notifying its scheduler of a free instance")
 
     def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Run `callback` on the event loop from any thread: one hop per batch, or per response of a single request."""
+        """Run `callback` on the event loop from any thread: one hop per batch, or per separate response."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            # The loop has closed: the server was stopped without waiting for this batch, and nobody waits for it.
+            # The event loop has closed: the server stopped without waiting for this batch.
             _log.debug("model '%s': an engine responded after the server had stopped", self._model.name)
 
     # The end
 
     def end(self) -> None:
-        """Let the instances end of a pool that nothing runs on. The engines' instances stay open. Does not wait."""
+        """End the instances of an idle pool. Backend instances stay open. Does not wait."""
         self.stop_reviving()
         for instance in self._instances.values():
             instance.end()
@@ -328,8 +328,8 @@ class InstanceSet:
             self._revival.end()
 
     def close(self) -> None:
-        """End all instances after what they are running. Blocks; not for the event loop's thread."""
-        with ExitStack() as stack:  # one that fails to close leaves no other open
+        """End all instances after their current jobs. Blocks; not for the event loop's thread."""
+        with ExitStack() as stack:  # closes all instances, even if closing one fails
             if self._revival is not None:
                 self.stop_reviving()
                 stack.callback(self._revival.close)

@@ -1,4 +1,4 @@
-"""Batches on their way through an instance, and the work on them that all kinds of instance share."""
+"""Jobs (batches on an instance), and the common part of their execution on all kinds of instance."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from .ragged import RaggedLayout
 from .running import Deliver, RequestProgress, RunningRequest
 
 _OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
-"""Failures of a batch that may be the fault of some of its requests."""
+"""Failures of a batch that may be caused by single requests."""
 
 
 def layout_of(config: ModelConfig) -> PaddedLayout | RaggedLayout | None:
-    """Return the layout that replaces `batch.merge` and `batch.split`; None where rows alone matter."""
+    """Return the layout that replaces `batch.merge` and `batch.split`; None for plain rows."""
     if config.fills_up:
         return PaddedLayout(config)
     if config.batch_inputs or config.batch_outputs or any(spec.ragged for spec in config.inputs):
@@ -33,12 +33,12 @@ def layout_of(config: ModelConfig) -> PaddedLayout | RaggedLayout | None:
 
 
 class Job:
-    """Batch on its way through an instance.
+    """Batch on an instance.
 
-    When it is done, `error` or one of the others is set: `responses` in the order of `members`, or `running` for
-    engines that respond to each request by itself. `rows` are the members with the fillers that keep them in their
-    rows. `on_done`, if set, receives the finished job in place of the pool: for a warm-up, whose members count nowhere.
-    `again`: its one member runs for the second time, after a batch that the engine refused; `more` such jobs follow.
+    A finished job has an `error`, or `responses` in the order of `members`, or `running` for engines that respond to
+    each request separately. `rows` are the members and the fillers that keep members in their rows. If set, `on_done`
+    receives the finished job instead of the pool; it is for warm-ups, which do not count in statistics. `again`: the
+    only member runs a second time, after the engine refused a batch with it; `more` such jobs follow.
     """
 
     __slots__ = (
@@ -69,11 +69,11 @@ class Job:
         self.again = False
         self.more = False
         self.expected_ns = 0
-        """Expected duration; only known where a place may be prefetched."""
+        """Expected duration; known only if places may be prefetched."""
         self.cpu_ns = 0
-        """CPU time that it took on the instance's thread; 0 if it is not needed."""
+        """CPU time on the instance's thread; 0 if not measured."""
         self.refused = False
-        """The engine did not take the whole, and may take the members one by one."""
+        """True if the engine refused the batch but may accept its members one by one."""
         self.rows = members if rows is None else rows
         batch_size = 0
         for inflight in self.rows:
@@ -81,15 +81,15 @@ class Job:
         self.timing = ExecutionTiming(batch_size, close_reason)
         self.running: list[RequestProgress] = []
         self.requests: list[RunningRequest] = []
-        """Running requests that the engine has of `running`."""
+        """The engine's side of `running`."""
         self.responses: list[InferenceResponse] = []
         self.late: list[Inflight] = []
-        """Intended members that had passed their deadline or queue limit when the execution began."""
+        """Requests removed because they were past their deadline or queue limit when the execution began."""
         self.error: ModserveError | None = None
         self.on_done = on_done
 
     def drop_late(self, now_ns: int) -> None:
-        """Move members that are too late from the batch to `late`. Not for jobs whose rows are kept."""
+        """Move members that are too late from the batch to `late`. Not for jobs with fixed rows."""
         for inflight in self.members:
             if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns:
                 self.late.append(inflight)
@@ -105,12 +105,12 @@ class Job:
 
 
 class Work:
-    """Preparation and completion of one instance's jobs, around the engine's execution. Any thread may use it."""
+    """Preparation and completion of an instance's jobs, before and after the engine's execution. Any thread."""
 
     def __init__(self, model: ModelId, name: str, config: ModelConfig, engine: Executor) -> None:
         stateless = config.sequence_batching is None
-        self._drops_late = stateless  # or the model would miss a part of a sequence
-        self._one_by_one = stateless  # or an execution that failed may have changed states
+        self._drops_late = stateless  # otherwise the model would miss part of a sequence
+        self._one_by_one = stateless  # otherwise the failed execution may have changed states
         self.open: dict[RequestProgress, None] = {}
         self._model = model
         self._who = f"model '{model.name}', instance '{name}'"
@@ -125,7 +125,7 @@ class Work:
         self._memory = None if allocate is None else EngineMemory(allocate, model.name)
 
     def begin(self, job: Job) -> bool:
-        """Begin the job's turn; return whether there is anything left to run."""
+        """Begin the job; return whether it has any requests left to run."""
         timing = job.timing
         timing.compute_start_ns = time.monotonic_ns()
         if self._drops_late and job.rows is job.members:
@@ -133,7 +133,7 @@ class Work:
         return bool(job.members) and not (job.again and job.members[0].settled)
 
     def inputs(self, job: Job) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """Return the merged inputs of the execution, and the outputs that it must have."""
+        """Return the merged inputs of the execution and the names of the required outputs."""
         rows, config = job.rows, self._config
         if (
             self._devices
@@ -157,7 +157,7 @@ class Work:
         return inputs, names
 
     def outputs(self, job: Job, result: Values | None) -> None:
-        """Make the responses of what the engine returned."""
+        """Split the engine's outputs into responses."""
         rows, config = job.rows, self._config
         outputs: Values
         if self._reuses_outputs or type(result) is not dict:
@@ -178,7 +178,7 @@ class Work:
         job.responses = responses if rows is job.members else job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
-        """Return the members in the form for an engine that responds to each by itself."""
+        """Return the rows as requests for an engine that responds to each separately."""
         job.running = [RequestProgress(inflight, self.open) for inflight in job.rows]
         if job.rows is not job.members:
             members = set(job.members)
@@ -194,7 +194,7 @@ class Work:
         return job.requests
 
     def respond(self, job: Job, finals: Sequence[FinalResponse]) -> None:
-        """Take the engine's final responses to all requests at once: together where that is possible."""
+        """Accept the engine's final responses to all requests, as one result where possible."""
         if len(finals) != len(job.requests):
             raise internal(f"{self._who} returned {len(finals)} responses for {len(job.requests)} requests")
         if self._responds_at_once and job.rows is job.members and not [each for each in job.running if each.ended]:
@@ -205,7 +205,7 @@ class Work:
                     for index, final in enumerate(finals)
                 ]
             except ModserveError:
-                job.responses = []  # some of them are no good: each has its own outcome
+                job.responses = []  # some responses are invalid: requests get separate outcomes
             else:
                 for request in job.requests:
                     request.end()
@@ -217,20 +217,20 @@ class Work:
             request.respond(final.outputs, parameters=final.parameters, final=True, wait=False)
 
     def name_instance(self, error: InstanceLostError) -> InstanceLostError:
-        """Return the same error, with the instance's name."""
+        """Prefix the error with the instance's name."""
         if error.message.startswith(self._who):
             return error
         return InstanceLostError(f"{self._who} was lost: {error.message}")
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """Fail the job's requests with the error that an engine raised."""
+        """Fail the job's requests with an error raised by the engine."""
         job.error = (
             self.name_instance(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
         )
         if error is not job.error:
             job.error.__cause__ = error
-        # Before there are outputs, it is the engine that refuses, or memory that does not suffice for all. With outputs
-        # that do not fit, the rows of a model whose batches nobody has configured are none.
+        # A failure before any outputs means that the engine refuses the batch or memory does not suffice for it.
+        # Outputs that do not fit mean that a model with a default batch size does not batch by rows.
         job.refused = (
             (self._config.default_batch_size or not job.timing.compute_output_start_ns)
             and len(job.members) > 1

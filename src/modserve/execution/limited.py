@@ -1,4 +1,4 @@
-"""Pool of a model with instances that need resources: an instance is lent only when its resources are free."""
+"""Pool under the rate limiter: an instance is lent only when its resources are free."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,37 +10,37 @@ from .rate_limit import RateLimiter, ResourceTurn, TurnState
 
 
 class LimitedPool:
-    """Implements `scheduling.PinnedRunner` on top of a pool. `turns` are those of its instances, by number.
+    """Implements `scheduling.PinnedRunner` on top of a pool. `turns` are indexed by instance number.
 
-    Each instance has one execution at a time, as in Triton, and each execution its resources until it is over: whoever
-    hears of a free slot calls `collect` first. An instance without a turn needs nothing; while none has one, the pool
-    lends as many places as it has.
+    As in Triton, each instance runs one execution at a time, which holds its resources until its end. On a notification
+    of a free slot, `collect` must be called first. An instance without a turn needs no resources. While no instance has
+    a turn, the pool lends all its places.
     """
 
     def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Mapping[int, ResourceTurn]) -> None:
-        """Add the turns to the limiter. Raises INVALID_ARG if an instance needs more of a resource than there is."""
+        """Add the turns to the limiter. Raises INVALID_ARG if an instance needs more of a resource than exists."""
         limiter.add(list(turns.values()))
         self._pool = pool
         self._limiter = limiter
         self._turns = dict(turns)
         self._leaving: dict[int, ResourceTurn] = {}
-        """Turns of instances that were removed and finish their jobs."""
+        """Turns of removed instances that finish their jobs."""
 
     def close(self) -> None:
-        """Give up all turns; the model needs nothing any more."""
+        """Give up all turns."""
         self._limiter.remove(self._all())
 
     def _all(self) -> list[ResourceTurn]:
         return [*self._turns.values(), *self._leaving.values()]
 
     def change(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """Change the needs of these instances, or add new ones, all at once; `promise` came before.
+        """Change or add the needs of these instances atomically, after `promise`.
 
-        An execution keeps what it has until it is over.
+        Running executions keep their resources.
         """
         self._limiter.break_promise(list(turns.values()))
         former = self._all()
-        if not turns:  # nobody needs anything any more
+        if not turns:  # the model no longer needs resources
             self._turns.clear()
         for number, now in turns.items():
             turn = self._turns.setdefault(number, now)
@@ -48,7 +48,7 @@ class LimitedPool:
         self._limiter.replace(former, self._all())
 
     def remove(self, numbers: Collection[int]) -> None:
-        """Remove the needs of instances, except for what they are running."""
+        """Remove the needs of instances, except for running executions."""
         former = self._all()
         for number in numbers:
             turn = self._turns.pop(number, None)
@@ -57,15 +57,15 @@ class LimitedPool:
         self._limiter.replace(former, self._all())
 
     def promise(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """See to it that a `change` cannot fail. Raises INVALID_ARG if an instance needs more than there is."""
+        """Announce needs, so that `change` cannot fail. Raises INVALID_ARG if an instance needs more than exists."""
         self._limiter.promise(list(turns.values()), self._all())
 
     def break_promise(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """Withdraw a promise: there will be no `change`."""
+        """Withdraw a promise without `change`."""
         self._limiter.break_promise(list(turns.values()))
 
     def left(self, number: int) -> None:
-        """Give up the turn of a removed instance that has nothing left to do."""
+        """Give up the turn of a removed instance that is idle."""
         turn = self._leaving.pop(number, None)
         if turn is not None:
             self._limiter.remove([turn])
@@ -77,7 +77,7 @@ class LimitedPool:
     def reserve(self) -> Instance | None:
         if not self._turns:
             return self._pool.reserve()
-        # A turn that was granted comes first: another one would begin to wait, and be granted as soon as this is over.
+        # Granted turns come first: another turn would start waiting and be granted right afterwards.
         order = [(turn.state is not TurnState.GRANTED, turn.clock, number) for number, turn in self._turns.items()]
         for *_, number in sorted(order):
             if (slot := self.reserve_number(number)) is not None:
@@ -111,13 +111,13 @@ class LimitedPool:
         self.collect()
 
     def collect(self) -> None:
-        """Take back the resources of executions that are over."""
+        """Return the resources of finished executions."""
         for number, turn in self._turns.items():
             if turn.state is TurnState.RUNNING and self._is_idle(number):
                 self._limiter.end(turn)
 
     def _is_idle(self, number: int) -> bool:
-        """True if all places of an instance are free."""
+        """Return True if all places of an instance are free."""
         slots: list[Instance] = []
         while (slot := self._pool.reserve_number(number)) is not None:
             slots.append(slot)

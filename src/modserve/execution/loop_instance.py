@@ -1,11 +1,11 @@
 """Instances on the event loop, for engines that start an execution and report its end later.
 
-Between `start` and `on_done` an execution is in `_executions`; what waits for its turn is in `_waiting`. An execution
-leaves `_executions` exactly once, on the event loop's thread: by the engine's `done`, by the instance's loss, or by its
-end. Later calls for it are ignored. The engine's calls reach the pool in order, on the event loop's thread, and never
-inside a call of `start`, when the pool is not ready for them. `_posted` keeps that order.
+Jobs wait in `_waiting`. Between `start` and `on_done` an execution is in `_executions`. It leaves exactly once, on the
+event loop's thread: by the engine's `done`, or by the loss or the end of the instance. Later calls for it are ignored.
+`_posted` ensures that the engine's calls reach the pool in order, on the event loop's thread, and never within `start`,
+when the pool is not ready for them.
 
-Large inputs are merged, and large outputs taken, on a thread, so that they do not block the event loop.
+Large inputs are merged and large outputs processed on a thread, so that they do not block the event loop.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ from .running import Deliver, RequestProgress, RequestReport, Stamp
 _log = logging.getLogger(__name__)
 
 LARGE_BYTES = 256 * 1024
-"""Inputs and outputs of this size are merged and taken on a thread: copying them may hold the event loop too long."""
+"""Size above which inputs and outputs are processed on a thread, as copying would block the event loop."""
 _LONGEST_DETACH_S = 10.0
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 Outcome: TypeAlias = Values | Sequence[FinalResponse] | BaseException | None
-"""Values, responses or error with which an engine ends an execution."""
+"""Outputs, final responses or error of an execution."""
 
 
 class LoopInstance(Instance):
     """Implements `instance.Instance` and `backends.api.InstanceHandle`.
 
-    `done`, `deliver` and `on_lost` are called on the event loop's thread, where it is made. Raises what the engine's
-    `attach` raises.
+    It is created on the event loop's thread, and `done`, `deliver` and `on_lost` are called there. Raises the
+    exceptions of the engine's `attach`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LoopInstance(Instance):
         self.ahead = deque()
         self.takes_early = not (self.max_ahead or reuses_outputs(engine)) and takes_early(config, engine)
         self._engine = engine
-        # Asked once: to see whether an object has a protocol's methods takes longer than many an execution.
+        # Checked once: isinstance with a protocol can take longer than an execution.
         self._merges = isinstance(engine, AsyncInstance)
         self._decoupled = config.decoupled
         self._work = Work(model, name, config, engine)
@@ -120,7 +120,7 @@ class LoopInstance(Instance):
     def give_up(self, error: InstanceLostError) -> bool:
         kill = getattr(self._engine, "kill_because", None)
         if kill is not None:
-            kill(error.message)  # the loss of its process says the rest
+            kill(error.message)  # the end of the process reports the loss
         else:
             self._given_up = True
             self._post(partial(self._lose, error))
@@ -130,7 +130,7 @@ class LoopInstance(Instance):
         if self._closed:
             return
         self._closed = True
-        if self._given_up:  # it may never come back, and nobody is to wait for that
+        if self._given_up:  # the engine may hang, so it is closed without waiting
             threading.Thread(target=self._engine.close, name=f"close-{self.name}", daemon=True).start()
             return
         if threading.get_ident() == self._loop_thread:
@@ -193,7 +193,7 @@ class LoopInstance(Instance):
             self._starting = False
 
     def on_done(self, execution: "_Execution", outcome: "Outcome") -> None:
-        """Report, on any thread, that the engine has ended an execution."""
+        """Report that the engine has ended an execution. Any thread."""
         self._post(partial(self._on_end, execution, outcome, time.monotonic_ns()))
 
     def _on_end(self, execution: "_Execution", outcome: "Outcome", now_ns: int) -> None:
@@ -230,7 +230,7 @@ class LoopInstance(Instance):
             self._over(execution)
 
     def _over(self, execution: "_Execution") -> None:
-        """Remove an execution, unless it has left already."""
+        """Remove an execution if it is still present."""
         if execution not in self._executions:
             return
         del self._executions[execution]
@@ -238,7 +238,7 @@ class LoopInstance(Instance):
         now_ns = job.timing.compute_end_ns = time.monotonic_ns()
         if self.max_ahead:
             self.typical_ns += (now_ns - job.timing.compute_start_ns - self.typical_ns) // 8
-            if self._executions:  # the engine begins with what it had ahead
+            if self._executions:  # the engine now begins the next queued execution
                 timing = next(iter(self._executions)).job.timing
                 timing.compute_start_ns = timing.compute_input_end_ns = now_ns
         if self.ahead:
@@ -250,7 +250,7 @@ class LoopInstance(Instance):
         self._start_waiting()
 
     def _is_large(self, job: Job) -> bool:
-        """True if merging takes long. A single request's arrays are not copied, unless the engine has memory."""
+        """Return True if merging takes long. A single request is copied only if the engine allocates inputs."""
         if len(job.rows) == 1 and not hasattr(self._engine, "allocate"):
             return False
         return sum([tensor.size for inflight in job.rows for tensor in inflight.inputs.values()]) > LARGE_BYTES
@@ -267,7 +267,7 @@ class LoopInstance(Instance):
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """Fail what is under way and let go of the event loop. May be called again."""
+        """Fail current executions and detach from the event loop. May be called again."""
         attached, self._attached = self._attached, False
         while self._executions or self._waiting:
             for job in self._waiting:
@@ -281,7 +281,7 @@ class LoopInstance(Instance):
             except Exception:
                 _log.exception("instance '%s': detaching from the event loop failed", self.name)
 
-    # Order
+    # Ordering
 
     def _deliver(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
         if self._decoupled:
@@ -289,7 +289,7 @@ class LoopInstance(Instance):
         self._post(partial(self._deliver_on_loop, running, report))
 
     def _post(self, callback: Callable[[], None]) -> None:
-        """Call back on the event loop's thread: at once where that keeps the order."""
+        """Call back on the event loop's thread, immediately if that keeps the order."""
         if threading.get_ident() != self._loop_thread:
             self._posted.append(callback)
             try:
@@ -310,7 +310,7 @@ class LoopInstance(Instance):
 
 
 class _Execution:
-    """Execution of one job, with the callback by which the engine ends it."""
+    """Execution of one job, and the engine's callback for its end."""
 
     __slots__ = ("instance", "job")
 
@@ -323,5 +323,5 @@ class _Execution:
 
 
 def _size(outputs: Values) -> int:
-    """Return the bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
+    """Return the size of the outputs in bytes. BYTES outputs count by the size of their pointers."""
     return sum([getattr(output, "nbytes", 0) for output in outputs.values()])

@@ -1,4 +1,4 @@
-"""Runs batches on the instances of one model version, and notifies its scheduler when an instance is free."""
+"""Execution of batches on the instances of one model version."""
 
 import asyncio
 import logging
@@ -29,23 +29,23 @@ from .warming import MakeSamples
 _log = logging.getLogger(__name__)
 
 _REFUSED = "refused"
-"""`scheduling.batching.Reason` of the batches of one that a refused batch becomes."""
+"""`scheduling.batching.Reason` of single-request batches after a refused batch."""
 
 
 class InstancePool(InstanceSet):
-    """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
+    """Implements `scheduling.PinnedRunner`. Used on the event loop's thread; some instances have their own threads.
 
-    If it `may_inline`, batches run on the event loop's own thread on instances with a rule that says that they are
-    too short to be worth a hop. The `learner` observes each execution that succeeded; with one, and `prefetches`,
-    places of long executions are given out before they are over.
+    The pool notifies its scheduler when an instance is free. With `may_inline`, batches run on the event loop's thread
+    if the instance's rule finds them too short for a hop. The `learner` observes each successful execution; with a
+    learner and `prefetches`, places of long executions are lent before the executions end.
 
-    A merged batch that the engine refuses runs once more, each request by itself, on the same instance, so that only
-    those fail that are to blame. Only the executions that succeed are counted.
+    If the engine refuses a merged batch, its requests run again one by one on the same instance, so that only the
+    faulty ones fail. Only successful executions are counted.
 
-    An instance that is lost fails what it runs, and nothing else. With `make` and `clock`, another one takes its place
-    when it is warm: with `make_samples`, it runs these first. With `clock` and `execution_timeout_ns`, an instance is
-    lost as well if an execution takes longer, or responds to nothing for so long; with a limit of less than `GUARD_NS`,
-    no batch runs on the event loop's own thread.
+    The loss of an instance fails only the requests on it. With `make` and `clock`, a new instance replaces it after its
+    warm-up with `make_samples`. With `clock` and `execution_timeout_ns`, an instance also counts as lost if an
+    execution takes longer, or sends no response for that time. A limit below `GUARD_NS` prevents execution on the event
+    loop's thread.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class InstancePool(InstanceSet):
         return free.popleft()
 
     def free_places(self) -> int:
-        """Return the number of places that can still be reserved."""
+        """Return the number of free places."""
         return len(self._free)
 
     def reserve_number(self, number: int) -> Instance | None:
@@ -145,9 +145,9 @@ class InstancePool(InstanceSet):
         if job.refused:
             self._run_one_by_one(slot, job)
             return
-        # The scheduler goes on by itself when this returns: it need not be told of the free slot.
+        # The scheduler continues by itself after this returns, without a notification of the free slot.
         if job.error is None:
-            if rule.on_loop:  # first again: on another instance's thread, a batch waits for the interpreter
+            if rule.on_loop:  # preferred: on another instance's thread, a batch waits for the interpreter lock
                 self._free.appendleft(slot)
             else:
                 self._free.append(slot)
@@ -159,7 +159,7 @@ class InstancePool(InstanceSet):
         settlement.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
-        """Return how long each instance is likely to be busy, 0 if free; `run_ns` predicts a batch size's run time."""
+        """Return the expected remaining busy time of each instance, 0 if free. `run_ns` predicts a batch's run time."""
         timings = [None if instance.job is None else instance.job.timing for instance in self._instances.values()]
         return [
             0 if timing is None else max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns)
@@ -172,7 +172,7 @@ class InstancePool(InstanceSet):
         if job.on_done is not None:
             job.on_done(job)
             if self.leaving:
-                self.see_off()  # it may have been dismissed meanwhile
+                self.see_off()  # the instance may have been dismissed
             return
         if self._limit is not None and not self._limit.on_end(job):
             return
@@ -188,24 +188,24 @@ class InstancePool(InstanceSet):
             return
         self._set_free(instance, job)
         if job.running and self._has_sequences:
-            settlement.settle(job)  # which tells of those whose sequences can go on in the next batch
+            settlement.settle(job)  # first, as it reports the sequences that can continue in the next batch
             self._tell_free()
             return
-        if not job.running:  # requests that engines respond to by themselves are done one by one
+        if not job.running:  # otherwise requests are done one by one
             settlement.tell_done(job.members)
-        # The next batch starts before this one's responses are written: the engine should not wait for sockets.
+        # The next batch starts before this one's responses are written, so that the engine does not wait for sockets.
         self._tell_free()
         settlement.settle(job)
 
     def _set_free(self, instance: Instance, job: Job | None = None) -> None:
-        """Release the place of an execution that is over. An instance that is gone has no free place."""
+        """Release the place of a finished execution. An instance that is gone has no free places."""
         if job is None or instance.job is job:
             instance.job = None
         if job is not None and isinstance(job.error, InstanceLostError):
             self._lose(instance, job.error)
         if instance.gone:
             if self.leaving:
-                self._loop.call_soon(self.see_off)  # once what comes of the execution is settled
+                self._loop.call_soon(self.see_off)  # after the settlement of the execution
             return
         if self._prefetch.on_end(instance):
             return
@@ -220,7 +220,7 @@ class InstancePool(InstanceSet):
                 instance.places -= 1
 
     def _offer_prefetch(self, instance: Instance, job: Job) -> None:
-        """Offer a place of the instance before `job` is over; withdraw it if it is not taken."""
+        """Offer a place of the instance before `job` ends; withdraw it if it is not taken."""
         if instance.gone or job.timing.compute_end_ns:
             return
         before = instance.job
@@ -236,7 +236,7 @@ class InstancePool(InstanceSet):
                 instance.prefetched -= 1
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
-        """Run the waiting requests of a batch that the engine refused one by one, on the same instance."""
+        """Run the requests of a refused batch one by one on the same instance."""
         assert job.error is not None, "set when the engine refused: this is a bug"
         if job.late:
             self._settlement.refuse_late(job.late)
@@ -273,7 +273,7 @@ class InstancePool(InstanceSet):
         return [*[instance for instance in self._instances.values() if not instance.gone], *self.leaving]
 
     def oldest_execution_ns(self, now_ns: int) -> int:
-        """Return the longest `Instance.silent_ns` of all instances; 0 if none is at work."""
+        """Return the longest `Instance.silent_ns`; 0 if all instances are idle."""
         return max([instance.silent_ns(now_ns) or 0 for instance in self._up()], default=0)
 
     def stop_watching(self) -> None:
@@ -282,7 +282,7 @@ class InstancePool(InstanceSet):
             self._limit.end()
 
     def _give_up(self, instance: Instance) -> None:
-        """Give up an instance with an execution that takes too long; all that it has at hand is lost."""
+        """Give up an instance with an overlong execution, and fail its jobs."""
         limit = self._limit
         assert limit is not None, "it has noticed: this is a bug"
         names = "'--execution-timeout-secs' or 'limits.execution_timeout_ms'"
@@ -296,5 +296,5 @@ class InstancePool(InstanceSet):
             one.refused = False
             one.timing.compute_end_ns = time.monotonic_ns()
             self._finish(instance, one)
-        if not jobs:  # the engine owes responses to executions that are over
+        if not jobs:  # only responses of finished executions are outstanding
             self._lose(instance, error)

@@ -1,9 +1,9 @@
-"""Hands an instance its next batch shortly before the current one ends, so that the engine need not wait.
+"""Prefetch: lends an instance's place shortly before its execution ends, so that the engine need not wait.
 
-Between two executions the event loop must be notified, the scheduler must choose, and the instance's thread must wake
-up. That takes a millisecond or more when the engine keeps all cores busy. So the place of a long execution is given out
-shortly before its end if requests wait, and the next batch is ready at the instance. It is not formed earlier, because
-it should contain all requests that have arrived by then.
+Between two executions, the event loop is notified, the scheduler chooses a batch, and the instance's thread wakes up.
+That takes a millisecond or more while the engine keeps all cores busy. If requests wait, the place of a long execution
+is therefore lent shortly before its end, and the next batch is ready at the instance. It is not formed earlier, so that
+it contains all requests that have arrived by then.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from .instance import Instance
 from .job import Job
 
 _LONG_NS = 2_000_000
-"""Executions that take less are not worth a timer, which keeps to milliseconds."""
+"""Minimum duration of an execution for prefetch, as timers have a resolution of milliseconds."""
 _SHARE, _MOST_NS = 4, 8_000_000
-"""A place is given out so early: a quarter of the execution, at most some milliseconds."""
+"""Lead of the prefetch: a quarter of the execution, and at most this many nanoseconds."""
 
 
 class Prefetch:
-    """Says when the place of a job is to be given out: `give_out` is called then, with the instance and the job."""
+    """Timing of prefetches. Calls `give_out` with the instance and the job when the job's place is to be lent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, give_out: Callable[[Instance, Job], None]) -> None:
         self.opening: Instance | None = None
-        """The instance whose place is given out at this moment. Kept by the pool."""
+        """Instance with a place being lent at the moment. Set by the pool."""
         self._loop = loop
         self._give_out = guard("prefetch", give_out)
 
     def on_start(self, instance: Instance, job: Job, expected_ns: int) -> None:
-        """Record that a job was started; if `opening`, another one of the instance comes before it."""
+        """Record the start of a job. For the instance `opening`, it follows the instance's current job."""
         job.expected_ns = expected_ns
         if instance is self.opening:
             instance.ahead.append(job)
@@ -38,7 +38,7 @@ class Prefetch:
             self._time(instance, job)
 
     def on_end(self, instance: Instance) -> bool:
-        """Record the end of an execution; True if its place was given out before."""
+        """Record the end of an execution; returns True if its place was already lent."""
         if not instance.prefetched:
             return False
         instance.prefetched -= 1

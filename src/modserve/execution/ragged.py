@@ -1,6 +1,6 @@
-"""Ragged batches: the elements of all requests in one dimension, and inputs that say which belong to which request.
+"""Ragged batches: the elements of all requests in one dimension, and inputs that describe their division.
 
-The engine gets the same arrays as from Triton's backends (backend, BackendInputCollector and BackendOutputResponder).
+The engine receives the same arrays as from Triton (backend, BackendInputCollector and BackendOutputResponder).
 """
 
 import itertools
@@ -28,7 +28,7 @@ def _counts(shapes: Sequence[Shape]) -> list[int]:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """Return a row for each item of each request. Without a batch dimension, the first one counts as such."""
+    """Return a row for each item of each request. Without a batch dimension, the first dimension counts as one."""
     rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
     return np.array(rows, np.int64).reshape(len(rows), len(shapes[0]) - 1)
 
@@ -39,7 +39,7 @@ _CONTENTS: Mapping[BatchInputKind, Callable[[Sequence[Shape]], Numbers]] = {
     BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: lambda shapes: list(
         itertools.accumulate(_counts(shapes), initial=0)
     ),
-    # Only the shape says something; Triton leaves the content to chance.
+    # Only the shape matters; Triton leaves the content undefined.
     BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE: lambda shapes: [0] * max(_counts(shapes)),
     BatchInputKind.ITEM_SHAPE: _item_shapes,
     BatchInputKind.ITEM_SHAPE_FLATTEN: lambda shapes: _item_shapes(shapes).reshape(-1),
@@ -47,7 +47,7 @@ _CONTENTS: Mapping[BatchInputKind, Callable[[Sequence[Shape]], Numbers]] = {
 
 
 def batch_input(spec: BatchInput, shapes: Sequence[Shape]) -> Array:
-    """Return the input that describes a batch; `shapes` are the complete ones of each request's source input."""
+    """Return the input that describes a batch; `shapes` are the complete shapes of the requests' source input."""
     return np.asarray(_CONTENTS[spec.kind](shapes), dtype=spec.datatype.numpy)
 
 
@@ -84,7 +84,7 @@ class RaggedLayout:
         return self._scatter(name, outputs, [inflight.inputs[source] for inflight in members], source)
 
     def _scatter(self, name: str, outputs: Values, sources: Sequence[Tensor], source: str) -> list[Tensor]:
-        """Return the elements in order, each request's as many as its shape has."""
+        """Divide the elements among the requests in order, according to their shapes."""
         config = self._config
         spec = config.outputs_by_name[name]
         flat = check_output(spec, outputs.get(name), config).reshape(-1)
@@ -107,9 +107,9 @@ class RaggedLayout:
 
 
 def _fill_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
-    """Return the shape of an output with its variable dimensions taken from the source.
+    """Return the shape of an output for the client, with variable dimensions filled in from the source input.
 
-    The dimensions are those that the model sees; the client sees the configured ones, as of any output.
+    The source's dimensions correspond to the model's shape, which `reshape` maps to the configured dims.
     """
     model = spec.dims if spec.reshape is None else spec.reshape
     full = (-1, *model) if batching else model

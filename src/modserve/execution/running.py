@@ -1,4 +1,4 @@
-"""Requests held by an engine that responds to each separately, any number of times, from any thread."""
+"""Requests of an engine that responds to each separately, any number of times, from any thread."""
 
 import enum
 import logging
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Again(enum.Enum):
-    """The engine is to execute a request again."""
+    """Outcome of an execution that asks for another execution of the request."""
 
     AGAIN = enum.auto()
 
@@ -36,7 +36,7 @@ _NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class Stamp(NamedTuple):
-    """An activity for the trace of a request."""
+    """An activity in the trace of a request."""
 
     activity: str
     ns: int
@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
 class RequestReport(NamedTuple):
     """Report of an engine about a request, with stamps for statistics.
 
-    A response, a failure, None for the end alone, or AGAIN for the end of this execution only.
+    `what` is a response, a failure, None for the end only, or AGAIN for the end of this execution.
     """
 
     what: InferenceResponse | ModserveError | Again | None
@@ -56,34 +56,34 @@ class RequestReport(NamedTuple):
 
 
 class RequestProgress:
-    """The event loop's side: how far a request has come. `home` has the requests that the engine may still answer."""
+    """The event loop's side of a request: its progress. `home` has the requests that the engine may still answer."""
 
     def __init__(self, inflight: Inflight, home: "dict[RequestProgress, None]") -> None:
         self.inflight = inflight
         self.home = home
         self.responses = 0
         self.executed = False
-        """The engine's execution is over; responses may still come."""
+        """True if the engine's execution has ended. Responses may follow."""
         self.ended = False
-        """The engine has given its final response."""
+        """True if the engine has sent the final response."""
         self.error: ModserveError | None = None
-        """Failure of the request, if it ended with one."""
+        """Final failure of the request."""
         self.again = False
-        """The engine asked for another execution in place of a final response."""
+        """True if the engine asked for another execution instead of sending a final response."""
         self.trace_id = ""
-        """ID of a traced request's trace, from its first response on: the trace is released with the final one."""
+        """Trace id, stored at the first response because the final one releases the trace; empty if not traced."""
         self.filler = False
-        """True if it is no client's request: it counts nowhere. Only a warm-up hears of it."""
+        """True for fillers and warm-up requests, which do not count. Only a warm-up receives outcomes."""
 
 
 Deliver: TypeAlias = Callable[[RequestProgress, RequestReport | Stamp], None]
-"""Brings what an engine says to the event loop's thread, from any thread and in order."""
+"""Delivers an engine's reports to the event loop's thread in order. Any thread."""
 
 
 class _Cancellation:
-    """Whom to tell when a request is cancelled. It takes the place of `Inflight.on_cancel`, and calls what was there.
+    """Cancellation callbacks of a request. Replaces `Inflight.on_cancel`, and calls the former callback.
 
-    It does not refer to the engine's side of the request, which fails when the engine lets go of it.
+    It does not reference the engine's side of the request, which fails when the engine releases it.
     """
 
     def __init__(self, inflight: Inflight) -> None:
@@ -98,16 +98,16 @@ class _Cancellation:
     def call(self) -> None:
         with suppress(IndexError):
             while True:
-                callback = self.callbacks.pop()  # which is atomic: a callback is called once
+                callback = self.callbacks.pop()  # atomic, so that each callback is called once
                 try:
                     callback()
                 except Exception:
                     _log.exception("an engine failed to handle the cancellation of a request")
 
 
-@mypyc_attr(native_class=False)  # engines refer to it weakly
+@mypyc_attr(native_class=False)  # supports weak references by engines
 class RunningRequest:
-    """Implements `backends.api.EngineRequest`: the engine's side."""
+    """The engine's side of a request. Implements `backends.api.EngineRequest`."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class RunningRequest:
 
     @property
     def correlation_id(self) -> SequenceId:
-        # Models without sequence batching get the parameter as it came.
+        # Models without sequence batching get the unchanged parameter.
         sequence_id = self.parameters.get("sequence_id", 0)
         return sequence_id if isinstance(sequence_id, int | str) else 0
 
@@ -231,7 +231,7 @@ class RunningRequest:
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
             forget_frames(what)
-        # What is not decoupled has one response.
+        # The only response of a model that is not decoupled is final.
         return self._say(what, final or not self._config.decoupled, output_start_ns, wait)
 
     def on_room(self, callback: Callable[[], None]) -> None:
@@ -249,7 +249,7 @@ class RunningRequest:
             self._say(None, True, time.monotonic_ns())
 
     def end(self) -> None:
-        """Mark the request as ended; its final response has gone another way."""
+        """Mark the request as ended: its final response is delivered with the batch's."""
         self._ended = True
         if self._cancellation is not None:
             self._cancellation.callbacks.clear()
@@ -285,7 +285,7 @@ class RunningRequest:
         return flow.room
 
     def __del__(self) -> None:
-        # An engine that lets go of a request cannot respond to it any more, and somebody waits.
+        # The engine released the request and can no longer respond, but the client waits.
         if not getattr(self, "_ended", True):
             self.fail(internal(f"model '{self._config.name}' released a request without a final response"))
 

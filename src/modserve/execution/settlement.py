@@ -1,6 +1,6 @@
-"""Delivers the responses and failures of executions to their requests, and counts them.
+"""Settlement: delivers the responses and failures of executions to their requests, and counts them.
 
-If a sink, the statistics or the scheduler raises an exception, the other requests are not affected.
+An exception of a sink, the statistics or the scheduler does not affect other requests.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from .running import Again, RequestProgress, RequestReport, Stamp
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 64
-"""A larger batch gets its responses in parts."""
+"""Batch size above which responses are delivered in parts."""
 _TELL_NS = 1_000_000
-"""Longest time for one part, so that the event loop is not held for longer."""
+"""Time limit of one part, which blocks the event loop."""
 
 
 class Settlement:
-    """Settles the requests of one pool, on the event loop's thread. Executions that succeeded are for the `learner`."""
+    """Settles the requests of one pool, on the event loop's thread. Passes successful executions to the `learner`."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Settlement:
         self._has_sequences = config.sequence_batching is not None
         self._decoupled = config.decoupled
         self.log_limit = LogLimit(time.monotonic)
-        """Log limit for failures that bad requests may cause; the metrics count all of them."""
+        """Rate limit for log lines on failures, which clients can cause; the metrics count all of them."""
         self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
-        """Requests of very large batches that still await their responses, in order."""
+        """Requests of very large batches with undelivered responses, in order."""
 
     def settle(self, job: Job) -> None:
         timing = job.timing
@@ -61,7 +61,7 @@ class Settlement:
             if not job.members:
                 return
         if job.again and not job.responses and job.error is None:
-            self.count_cancelled(job.members)  # it was settled before its turn came, and did not run
+            self.count_cancelled(job.members)  # settled before it could run again
             return
         if job.error is None and self.learner is not None:
             try:
@@ -77,7 +77,7 @@ class Settlement:
             self._respond(job)
 
     def _settle_running(self, job: Job) -> None:
-        """Settle an execution that is over, and its requests that have had their final response."""
+        """Settle a finished execution, and its requests with a final response."""
         if job.error is None:
             try:
                 self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
@@ -106,14 +106,14 @@ class Settlement:
                 trace.stamp(report.activity, report.ns)
             return
         if running.ended:
-            return  # what an engine says after its execution has failed
+            return  # late report after a failed execution
         inflight, what = running.inflight, report.what
-        if running.filler:  # of a warm-up, since those that only fill rows have ended from the start
+        if running.filler:  # a warm-up request, as mere fillers are `ended` from the start
             if report.final:
                 running.ended = True
                 running.home.pop(running, None)
             inflight.settle(None if isinstance(what, Again) else what, report.final)
-            self._owner.on_settle(0)  # the instance may have been waiting for this to leave
+            self._owner.on_settle(0)  # a leaving instance may be idle now
             return
         kind = "success"
         if isinstance(what, Again):
@@ -144,14 +144,14 @@ class Settlement:
             self._on_end(running)
 
     def _on_end(self, running: RequestProgress) -> None:
-        """Record that the engine reports no more on a request."""
+        """Record the engine's last report on a request."""
         running.ended = True
         running.home.pop(running, None)
         if running.executed:
             self._end(running)
 
     def _end(self, running: RequestProgress) -> None:
-        """Count a request that is over in every respect, unless it is to run again."""
+        """Count a completely finished request, or run it again."""
         inflight, now_ns = running.inflight, time.monotonic_ns()
         if running.again and not inflight.settled:
             self._statistics.pending += 1
@@ -170,7 +170,7 @@ class Settlement:
         self._owner.on_settle(1)
 
     def tell_done(self, members: list[Inflight]) -> None:
-        """Tell the scheduler of sequences, if there is one."""
+        """Notify the sequence scheduler, if there is one."""
         if self._has_sequences:
             try:
                 self._owner.batch_done(members)
@@ -199,14 +199,14 @@ class Settlement:
         self._owner.on_settle(len(members))
 
     def _count_settled(self, members: list[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
-        """Count the requests of an execution that some did not wait for."""
+        """Count the requests of an execution, some of which were cancelled."""
         for inflight in members:
             if inflight.settled:
                 self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
         self._statistics.record_successes([each for each in members if not each.settled], timing, now_ns)
 
     def _tell_some(self) -> None:
-        """Settle the requests of a very large batch, or as many as do not hold the event loop for long."""
+        """Settle requests of a very large batch, in parts that do not block the event loop for long."""
         waiting, end_ns, count = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
         while waiting and time.monotonic_ns() < end_ns:
             inflight, response = waiting.popleft()
@@ -217,13 +217,13 @@ class Settlement:
         self._owner.on_settle(count)
 
     def refuse_late(self, late: list[Inflight]) -> None:
-        """Refuse requests that did not run because it was too late when their batch began."""
+        """Refuse requests that were too late when their batch began."""
         for inflight in late:
             inflight.timing = None
         self._fail(late, unavailable("Request timeout expired"), FailureReason.REJECTED)
 
     def count_cancelled(self, members: list[Inflight]) -> None:
-        """Count requests that were settled before they ran, or ran again."""
+        """Count requests that were settled before they could run, or run again."""
         self._fail(members, cancelled())
 
     def _fail(
@@ -240,7 +240,7 @@ class Settlement:
         self._owner.on_settle(len(members))
 
     def log_exception(self, doing: str) -> None:
-        """Log an exception that must not be raised; the requests go on."""
+        """Log an exception that must not stop the settlement."""
         _log.exception("model '%s': %s failed", self._model.name, doing)
 
     def _log_failure(self, error: ModserveError, members: list[Inflight]) -> None:

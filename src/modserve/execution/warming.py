@@ -1,7 +1,7 @@
-"""The warm-up of one instance: its samples run, one execution after the other, before it takes requests.
+"""Warm-up of one instance: runs samples, one execution after another, before the instance takes requests.
 
-The jobs go to the instance as those of the pool do, so that they run on its own thread, or on the event loop if its
-engine runs there. Their results are dropped and do not count in the statistics; Triton counts warm-up as inferences.
+Warm-up jobs are started like the pool's jobs, so they run on the same thread or event loop. Their results are dropped
+and not counted; Triton counts warm-ups as inferences.
 """
 
 import logging
@@ -25,10 +25,10 @@ CLOSE_REASON = "warm-up"
 
 
 class Sample(NamedTuple):
-    """Requests that are executed together, `times` times. `requests` makes them again, for a sink.
+    """Requests that are executed together, `times` times. ``requests(sink)`` creates them for each execution.
 
-    A sample that is `made_up`, for a model without its own, may not fit the model: its failure is no more
-    than a warning.
+    A `made_up` sample is generated, for a model without its own samples, and may not fit the model. Its failure is only
+    a warning.
     """
 
     name: str
@@ -44,19 +44,19 @@ class Ran(NamedTuple):
     times: int
     ns: int
     error: ModserveError | None = None
-    """Error of its last execution; the samples after it did not run."""
+    """Error of the last execution. Later samples did not run."""
     made_up: bool = False
 
 
 OnEnd: TypeAlias = Callable[[list[Ran]], None]
 MakeSamples: TypeAlias = Callable[[], Future[Sequence[Sample]]]
-"""Makes the samples of a model on a loading thread."""
+"""Creates the samples of a model on a loading thread."""
 
 
 class WarmUpRun:
-    """Runs samples on an instance and tells `on_end` once what became of them. Lives on the event loop's thread.
+    """Runs samples on an instance, and calls `on_end` once with the results. Used on the event loop's thread.
 
-    Samples that are not made up end with the first failure.
+    The warm-up ends with the first failure of a sample that is not made up.
     """
 
     def __init__(self, model: ModelId, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
@@ -69,7 +69,7 @@ class WarmUpRun:
         self._started_ns = 0
         self._round = 0
         self._left = 0
-        """Requests of the execution under way that have not had their final response."""
+        """Requests of the current execution without a final response."""
         self._executed = False
         self._error: ModserveError | None = None
         self._ran: list[Ran] = []
@@ -80,7 +80,7 @@ class WarmUpRun:
         self._next()
 
     def on_lost(self, error: InstanceLostError) -> None:
-        """Fail the warm-up; the instance is gone."""
+        """Fail the warm-up after the loss of the instance."""
         self._fail(error)
 
     def _next(self) -> None:
@@ -104,7 +104,7 @@ class WarmUpRun:
         self._instance.start(job)
 
     def _on_done(self, job: Job) -> None:
-        """Go on after an executed job, unless an engine that responds to each request by itself is still at it."""
+        """Continue after an executed job, unless an engine that responds to each request separately is not finished."""
         if self._ended:
             return
         self._executed = True
@@ -173,7 +173,7 @@ class _Sink:
 
 
 def failure_of(ran: Sequence[Ran]) -> ModserveError | None:
-    """Return why an instance is unfit after its warm-up; None if it is fit. Warns if generated data failed."""
+    """Return the error that makes an instance unfit after its warm-up, or None. Warns if generated data failed."""
     error = ran[-1].error if ran else None
     if error is None or not ran[-1].made_up:
         return error

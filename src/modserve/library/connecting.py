@@ -1,4 +1,4 @@
-"""`connect` and `connect_async`: clients of a server or of models in this process."""
+"""`connect` and `connect_async`: clients for a server, or for models served in this process."""
 
 import os
 from collections.abc import Mapping
@@ -29,16 +29,16 @@ def connect(
     client_cert: str | Path | None = None,
     client_key: str | Path | None = None,
 ) -> Client:
-    """Return a client for threads.
+    """Return a synchronous client, which several threads may share.
 
     `target` is the address of a server (``http://``, ``https://``, ``grpc://``, ``grpcs://``), or something to serve in
-    this process: a model repository, a model file, or `Settings`. That server runs on its own thread, has loaded its
-    models on return, and stops when the client is closed. `target` may also be an `InferenceServer`. If it is already
-    running, on another thread's event loop, it keeps running.
+    this process: a model repository, a model file, or `Settings`. A server in this process runs on its own thread, has
+    loaded its models on return, and stops when the client is closed. `target` may also be an `InferenceServer`. If it
+    is already running, on another thread's event loop, it keeps running.
 
-    `timeout` (seconds) is the default for calls; without it there is no limit. `headers` are sent with every call
-    (metadata over gRPC). The PEM files are for TLS: roots to trust in place of the system's, and a certificate with its
-    key. Raises `ClientError`.
+    `timeout` is the default time limit of calls in seconds; without it there is no limit. `headers` are sent with every
+    call (as metadata over gRPC). The PEM files are for TLS: trusted roots instead of the system's, and a certificate
+    with its key. Raises `ClientError`.
     """
     if isinstance(target, str) and is_url(target):
         access = _access(headers, root_cert, client_cert, client_key)
@@ -64,7 +64,7 @@ def connect_async(
 ) -> AsyncClient:
     """Return a client for an event loop: ``async with modserve.connect_async(target) as client``.
 
-    Arguments are those of `connect`, but a server in this process runs on the caller's event loop.
+    Takes the same arguments as `connect`, but a server in this process runs on the caller's event loop.
     """
     if isinstance(target, str) and is_url(target):
         access = _access(headers, root_cert, client_cert, client_key)
@@ -95,7 +95,7 @@ def _check_local(target: object, *options: object) -> None:
 
 
 def _server(target: Target) -> "InferenceServer":
-    """Return the server that serves `target`, started or not. Raises ClientError."""
+    """Return the server for `target`, which may not be started. Raises ClientError."""
     from modserve.process.app import InferenceServer
 
     if isinstance(target, InferenceServer):
@@ -105,9 +105,9 @@ def _server(target: Target) -> "InferenceServer":
 
 
 def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
-    """Return the settings for a model repository or a model file, with `more` settings; `Settings` as they are.
+    """Return settings for a model repository or a model file, with `more` settings; `Settings` stay unchanged.
 
-    Raises ClientError for what is neither.
+    Raises ClientError for any other target.
     """
     from modserve.settings import Settings
 

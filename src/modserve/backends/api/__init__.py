@@ -8,8 +8,8 @@ There are four kinds of instance, recognised by the method they have. On a threa
 (`BackendInstance`: a merged batch, arrays in and arrays out) or ``execute_requests`` (`RequestInstance`: the requests
 of a batch, one by one). On the event loop: ``start`` (`AsyncInstance`) or ``start_requests`` (`AsyncRequestInstance`).
 
-Any exception of an engine fails the current requests (or the load) with its text. To say whose fault it is, raise
-`modserve.ModserveError`. `InstanceLostError` says that the instance itself is gone, and the server replaces it.
+Any exception of an engine fails the current requests (or the load) with its text. Raise `modserve.ModserveError` to
+choose the error code, and `InstanceLostError` if the instance itself is gone; the server then replaces it.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from .requests import Values as Values
 
 
 def refused(engine: str, reason: str) -> ModserveError:
-    """Return INTERNAL, for inputs that match the model's configuration and that the engine still cannot run.
+    """Return INTERNAL for inputs that match the configuration but that the engine cannot run.
 
-    Triton's backends use the same code. It makes this the model's failure: rollbacks and alerts count it.
+    Triton's backends use the same code. Rollbacks and alerts count it as a failure of the model.
     """
     return internal(f"{engine} refused the request: {reason}")
 
@@ -334,7 +334,7 @@ class Backend(Protocol):
 
     One more method is optional: ``code_in(config: ModelConfig, path: Path) -> str`` names, in words, the code of the
     model repository that the engine would run to load the model at `path`; empty if none. With ``--deny-code`` the
-    server refuses models with such code, and those of backends without the method.
+    server refuses models with such code and models of backends without the method.
     """
 
     default_model_filename: str

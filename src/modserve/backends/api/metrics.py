@@ -1,4 +1,4 @@
-"""An engine's own metrics, in addition to those that the server counts for each model."""
+"""Metrics of an engine, in addition to the server's own metrics of each model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""The ``auto`` backend: the engine that serves a model is chosen by measuring. ``modular`` is another name of it."""
+"""The ``auto`` backend: chooses a model's engine by measurement. ``modular`` is an alias."""
 
 import functools
 import logging
@@ -33,7 +33,7 @@ _registry = functools.cache(BackendRegistry)
 
 
 class AutoBackend:
-    """Backend for `candidates.FORMATS`. By default, `registry` and `cpu` are those of this process and machine."""
+    """Backend for `candidates.FORMATS`. `registry` defaults to the process's registry, `cpu` to this machine's CPU."""
 
     default_model_filename = ""
     default_cpu_instances = 1
@@ -52,10 +52,10 @@ class AutoBackend:
         self._clock = clock
         self._sleep = sleep
         self._choices: dict[str, Choice] = {}
-        """Choices that cannot be kept on disk."""
+        """Choices that cannot be cached on disk."""
 
     def gpu_count(self) -> int:
-        """Return 0: engines are compared on the CPU alone."""
+        """Return 0: engines are compared on the CPU only."""
         return 0
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
@@ -84,7 +84,7 @@ class AutoBackend:
         if choice is not None:
             try:
                 opened = job.open(choice.candidate, _setting(choice))
-            except Exception as error:  # whatever an engine raises; what is wrong with the file shows below
+            except Exception as error:  # of any engine; a fault in the file shows up below
                 what = choice.candidate.title
                 _log.warning("model '%s': %s was chosen before, but now fails: %s", source.config.name, what, error)
             else:
@@ -107,7 +107,7 @@ class AutoBackend:
         return AutoModel(job, choice, opened, from_cache)
 
     def _conditions(self, job: Selection, rows: list[CandidateRow]) -> dict[str, object]:
-        """Return everything that the choice depends on. Raises OSError."""
+        """Return all conditions of the choice, for the cache. Raises OSError."""
         source, options = job.source, job.options
         config = source.config
         directory = source.model_directory / str(source.version)
@@ -150,7 +150,7 @@ def _setting(choice: Choice) -> BatchSetting | None:
 
 
 class AutoModel:
-    """Chosen model, with the reason. All other members are its engine's."""
+    """Chosen model, with the reason. Delegates all other members to the engine's model."""
 
     def __init__(self, job: Selection, choice: Choice, opened: OpenCandidate, from_cache: bool) -> None:
         self._job = job

@@ -17,17 +17,17 @@ BF16 = "bf16"
 INT8 = "int8"
 
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16")
-"""CPU flags, by Linux's names, with which bfloat16 is faster than float32 and not emulated."""
+"""CPU flags (Linux names) of native bfloat16, which is faster than float32."""
 _INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
-"""Flags of CPUs that add up products of 8-bit integers without overflow."""
+"""CPU flags of 8-bit integer dot products without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
+    """An engine at a precision. `parameters` are passed to the engine together with the model's.
 
-    `variant` distinguishes those of one engine and precision. Of the flags one suffices; without any the candidate
-    runs everywhere. `module` is a Python module that it needs besides the engine, which `extra` installs.
+    `variant` distinguishes candidates with the same engine and precision. `needs` lists CPU flags, of which one must be
+    present; empty runs on every CPU. `module` is a further required Python module, installed by `extra`.
     """
 
     backend: str
@@ -40,12 +40,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Name in the cache and in a race."""
+        """Name in the cache and in races."""
         return " ".join(filter(None, (self.backend, self.precision, self.variant)))
 
     @property
     def title(self) -> str:
-        """Name for people."""
+        """Display name."""
         return " ".join(filter(None, (self.library, self.precision, self.variant)))
 
     @property
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file. The first candidate is the reference that the others are compared with, if it is there."""
+    """A file format. Its first available candidate is the reference for the others."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -110,21 +110,21 @@ FORMATS = (
 _BY_SUFFIX = {suffix: each for each in FORMATS for suffix in each.suffixes}
 _SAVED_MODEL = _BY_SUFFIX[".savedmodel"]
 _SAVED_MODEL_FILE = "saved_model.pb"
-"""File that makes a directory a SavedModel, under any directory name."""
+"""File that marks a directory as a SavedModel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model's file, or the directory that is one."""
+    """A model's file or directory."""
 
     path: Path
     format: Format
 
 
 def find_artifact(path: Path, model: str) -> Artifact:
-    """Return the file at `path`; for a version directory, the one in it that has a format of the table.
+    """Return the file at `path`; for a version directory, its only file in a known format.
 
-    ``model.<suffix>`` counts before others, and of these there must be one. Raises INVALID_ARG.
+    ``model.<suffix>`` takes precedence. Raises INVALID_ARG if there is no such file, or several.
     """
     if path.name == _SAVED_MODEL_FILE and path.is_file():
         path = path.parent
@@ -155,9 +155,9 @@ def _format_of(path: Path) -> Format | None:
 
 
 def hindrance(candidate: Candidate, available: Collection[str], flags: Collection[str]) -> str:
-    """Return why a candidate cannot run here; empty if it can.
+    """Return the reason why a candidate cannot run here; empty if it can.
 
-    `available` are the backends with an installed library, `flags` those of the CPU.
+    `available` lists the backends with an installed library, `flags` the CPU's flags.
     """
     engine = catalogue.BY_BACKEND.get(candidate.backend)
     if candidate.backend not in available:
@@ -171,7 +171,7 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
 
 
 def missing_package(candidate: Candidate) -> str:
-    """Return which required package is not installed, and how to install it; empty if none is missing."""
+    """Return the missing package and how to install it; empty if none is missing."""
     if not candidate.module or catalogue.is_installed(candidate.module):
         return ""
     return f"{candidate.precision} needs the package {candidate.module}: {pip_install(candidate.extra)}"
@@ -185,7 +185,7 @@ class Cpu:
 
 @functools.cache
 def this_cpu() -> Cpu:
-    """Return model and flags of the first CPU, as Linux reports them; elsewhere at most a model, and no flags."""
+    """Return model and flags of the first CPU on Linux; elsewhere at most the model, without flags."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Measurement of a model's candidates: opens them, runs them in turns, and keeps the chosen one."""
+"""Measurement of a model's candidates: opens them, runs them alternately, and keeps the chosen one."""
 
 import logging
 import threading
@@ -25,13 +25,13 @@ from .tuning import reopen_tuned
 _log = logging.getLogger(__name__)
 
 _measuring = threading.Lock()
-"""Lock of the process: two measurements at a time would disturb each other."""
+"""Process-wide lock: concurrent measurements would distort each other."""
 
 
 def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCandidate]:
-    """Measure the candidates without an obstacle, and close all but the one that serves.
+    """Measure the candidates that can run here, and close all but the chosen one.
 
-    Raises the code of the first failure, with the reasons of all candidates, if none is able to serve.
+    If none can serve, raises the code of the first failure, with the reasons of all candidates.
     """
     with _measuring:
         with ExitStack() as stack:
@@ -55,7 +55,7 @@ class _Trial:
 
 
 class _Measurement:
-    """Measurement of all candidates. The stack closes what it opens, except for what is kept."""
+    """Measurement of all candidates. The stack closes every opened candidate except the chosen one."""
 
     def __init__(self, job: Selection, rows: Sequence[CandidateRow], stack: ExitStack) -> None:
         self._job = job
@@ -68,12 +68,12 @@ class _Measurement:
     def choose(self) -> tuple[Choice, OpenCandidate]:
         tried = self._open()
         if all(each.candidate.precision != FP32 for each in tried):
-            raise self._make_refusal()  # also if there is none
+            raise self._make_refusal()  # also without any candidate
         first = tried[0]
         details: dict[str, object] = {"reference": first.candidate.title}
         able = [each for each in tried if not each.row.why]
         if len(able) == 1:
-            # Nothing to compare it with: it need not be run.
+            # A single candidate needs no comparison, and therefore no run.
             return self._settle(
                 able[0], f"{able[0].candidate.title} is the only engine here that can serve it", details
             )
@@ -115,7 +115,7 @@ class _Measurement:
         return self._settle(next(each for each in winners if each.row is chosen), reason, details)
 
     def _open(self) -> list[_Trial]:
-        """Open the candidates. A candidate with other tensors than the first one must not serve."""
+        """Open the candidates. A candidate with other tensors than the first one is rejected."""
         tried: list[_Trial] = []
         for row in self._rows:
             if row.why:
@@ -140,7 +140,7 @@ class _Measurement:
             close_quietly(opened.model.close, opened.candidate)
 
     def _check(self, able: Sequence[_Trial], made: Samples) -> None:
-        """Run the samples on each, and compare the outputs with those of the first that can run them."""
+        """Run the samples on each candidate and compare outputs with the reference, the first FP32 one that runs."""
         budget, expected, reference, unknowable = self._budget, list[Mapping[str, Array]](), None, ""
         for each in able:
             row = each.row
@@ -171,10 +171,10 @@ class _Measurement:
             errors = [difference(ours, theirs, names) for ours, theirs in zip(outputs, expected, strict=True)]
             row.error, why = max(errors, key=lambda each: each[0])
             row.why = why or refusal(row, self._job.options.tolerance, reference)
-            row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
+            row.seconds, row.rounds = each.estimate_s, 1  # for the report
 
     def _first_run(self, tried: _Trial, made: Samples) -> list[Mapping[str, Array]]:
-        """Return the outputs of the samples: of the first, and of as many others as time allows."""
+        """Return the outputs for the first sample, and for as many others as time allows."""
         alone = self._job.objective(tried.config) == LATENCY
         tried.runner = runner = self._job.runner(tried.opened, tried.config, made.timed, alone=alone)
         self._stack.callback(close_quietly, runner.close, tried.candidate)

@@ -1,4 +1,4 @@
-"""Options of the ``auto`` backend: model parameters, and ``--backend-config`` for models without them."""
+"""Options of the ``auto`` backend: model parameters, with ``--backend-config`` as defaults."""
 
 import math
 from collections.abc import Mapping
@@ -51,15 +51,15 @@ class AutoOptions:
     tolerance: Tolerance = Tolerance()
     budget_s: float = _DEFAULT_BUDGET_S
     objective: str = ""
-    """Empty: throughput of a model that batches, latency of others."""
+    """Empty: throughput for models that batch, latency for others."""
     sample_shape: str = ""
     """See `samples.Sizes`."""
     engines: tuple[str, ...] = ()
-    """Backends that may serve; empty: all."""
+    """Allowed backends; empty allows all."""
     tune: tuple[str, ...] = ()
-    """Settings chosen by measuring if the configuration leaves them open: `BATCH`, `INSTANCES`."""
+    """Settings to tune unless the configuration sets them: `BATCH`, `INSTANCES`."""
     cache_directory: Path | None = None
-    """None: choices are not kept."""
+    """None: choices are not cached."""
 
 
 def read_options(source: ModelSource) -> AutoOptions:
@@ -76,7 +76,7 @@ def read_options(source: ModelSource) -> AutoOptions:
 
 
 def _reader(source: ModelSource, key: str) -> tuple[OptionReader, str]:
-    """Return the reader of the place where an option is set, and the option's name there."""
+    """Return the reader for the source that sets an option, and the option's name there."""
     if source.config.parameters.get(key, "").strip():
         return parameters_of(source.config), key
     return options_of(source.options), key.replace("_", "-")
@@ -103,9 +103,9 @@ def _choices(values: OptionReader, key: str, choices: tuple[str, ...]) -> tuple[
 
 
 def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Return an engine's share of a model's parameters: those of the server, and ``<backend>.<key>`` as ``<key>``.
+    """Return a model's parameters for an engine: the server's own, and ``<backend>.<key>`` as ``<key>``.
 
-    `own` are the candidate's own parameters, and win.
+    The candidate's parameters `own` take precedence.
     """
     prefix = f"{backend}."
     passed = {key: value for key, value in config.parameters.items() if key.startswith(SERVER_PARAMETERS)}

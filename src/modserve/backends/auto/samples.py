@@ -1,4 +1,4 @@
-"""The inputs that engines are measured with: ``model_warmup`` of the configuration, or generated data."""
+"""Inputs for measuring engines: the configuration's ``model_warmup``, or generated data."""
 
 import math
 from collections.abc import Iterable
@@ -17,20 +17,20 @@ from ..runner import Inputs, UnmeasurableError
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs. `checked` are run once, to compare outputs; `timed`, one after the other, are an execution of a race."""
+    """Inputs. Each of `checked` runs once, to compare outputs. One race execution runs all of `timed` in order."""
 
     checked: tuple[Inputs, ...]
     timed: tuple[Inputs, ...]
     batch_size: int
-    """Rows of all that is timed; 1 of a model without a batch dimension."""
+    """Total rows of the timed inputs; 1 for a model without a batch dimension."""
     source: str
 
 
 def samples(config: ModelConfig, directory: Path, sample_shape: str, *, large: bool) -> Samples:
-    """Return the samples for a model with this complete configuration.
+    """Return the samples for a model with this completed configuration.
 
-    `directory` is that of the model, `large`: timed with the largest batch. Raises UnmeasurableError, and INVALID_ARG
-    for invalid files.
+    `directory` is the model's directory; `large` times the largest batch. Raises UnmeasurableError, and INVALID_ARG for
+    invalid files.
     """
     if config.batch_inputs or any(spec.ragged for spec in config.inputs):
         raise UnmeasurableError("the server computes some inputs from its batches, and samples do not have these")
@@ -52,7 +52,7 @@ def _rows(inputs: Inputs, config: ModelConfig) -> int:
 
 
 def _generate_batch(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]:
-    """Return a generated batch as the model sees it: its inputs, and those that the server adds for sequences."""
+    """Generate a batch as the model receives it, including the sequence controls and states that the server adds."""
     random = generator()
     batch: Shape = (rows,) if config.batching else ()
     shapes = {
@@ -77,7 +77,7 @@ def _generate_batch(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, A
 
 
 def _warm_up_inputs(warm_up: WarmUp, config: ModelConfig, sizes: Sizes, directory: Path) -> dict[str, Array]:
-    """Return the inputs of one sample; generates missing ones."""
+    """Return the inputs of one sample. Missing inputs are generated."""
     rows = warm_up.batch_size if config.batching else 1
     inputs = _generate_batch(config, sizes, rows)
     for name, value in warm_up.inputs.items():
@@ -96,7 +96,7 @@ def _warm_up_data(name: str, value: WarmUpInput, rows: int, config: ModelConfig,
 
 
 def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> Shape:
-    """Return the shape that the model sees; its `reshape` may differ from the clients' dims."""
+    """Return the shape that the model receives: `reshape` may differ from the clients' dims."""
     spec = config.inputs_by_name.get(name)
     if spec is None or spec.reshape is None:
         return (*batch, *dims)
@@ -105,5 +105,5 @@ def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> S
 
 
 def shapes_of(inputs: Iterable[Inputs]) -> list[dict[str, list[int]]]:
-    """Return the shapes of samples, for people."""
+    """Return the shapes of samples, for reports."""
     return [{name: list(array.shape) for name, array in each.items()} for each in inputs]

@@ -1,7 +1,7 @@
 """Options of the ``fil`` backend: model parameters and ``--backend-config`` keys.
 
-The names are those of Triton's forest backend (its docs/model_config.md and ``RapidsSharedState`` in
-src/shared_state.h). Each is acted on, or a warning says why it is not.
+Parameter names follow Triton's forest backend (its docs/model_config.md and ``RapidsSharedState`` in
+src/shared_state.h). A warning explains each parameter without effect.
 """
 
 import math
@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = {
 
 @dataclass(frozen=True, slots=True)
 class ForestOptions:
-    """The parameters of one model. What is None or empty is up to the file."""
+    """Parameters of one model. None or empty: the file decides."""
 
     model_type: str = ""
     predict_proba: bool = False

@@ -1,10 +1,10 @@
-"""Program that reads a forest's file with Treelite and writes its arrays: run by `forest` in a process of its own.
+"""Program that reads a forest's file with Treelite and writes its arrays. `forest` runs it in a separate process.
 
-Treelite checks little of what it reads. A damaged checkpoint makes it follow numbers of nodes and sizes of arrays out
-of its memory, or for ever; a damaged LightGBM file makes its predictor do so. Here that costs this process alone. The
-written arrays have been checked: they are a forest for any file.
+Treelite validates little of its input. A damaged checkpoint makes it follow node numbers and array sizes out of its
+memory, or endlessly; a damaged LightGBM file does the same to its predictor. Only this process crashes or hangs then.
+The written arrays are validated and form a forest whatever the file.
 
-Imports nothing of modserve, so that it starts as soon as Treelite does.
+Imports nothing of modserve, to start as fast as Treelite.
 """
 
 import json
@@ -14,28 +14,28 @@ from typing import Any
 import numpy as np
 
 COMPARISONS = {2: "BRANCH_LT", 3: "BRANCH_LEQ", 4: "BRANCH_GT", 5: "BRANCH_GTE"}
-"""Treelite's numbers (include/treelite/enum/operator.h) and the names that ONNX has."""
+"""Treelite's numbers (include/treelite/enum/operator.h) → ONNX's names."""
 _LEAF, _NUMERICAL, _CATEGORICAL = 0, 1, 2
 """Treelite's kinds of node (include/treelite/enum/tree_node_type.h)."""
 _CONVERTED = (
     *("identity", "identity_multiclass", "sigmoid", "multiclass_ova", "softmax", "exponential"),
     *("exponential_standard_ratio", "logarithm_one_plus_exp", "signed_square"),
 )
-"""Postprocessors of a forest's sums that `graph` can write."""
+"""Postprocessors that `graph` can express."""
 _SAMPLES = 32
 _TASKS = {0: "binary", 1: "regression", 2: "classes", 3: "ranking", 4: "isolation"}
 _HEAD = ("average_tree_output", "num_target", "num_class", "leaf_vector_shape", "target_id", "class_id", "base_scores")
 
 
 class BadFileError(Exception):
-    """A fault in the file, in words."""
+    """A fault in the file."""
 
 
 def main() -> int:
     path, kind, unknown_fields, treelite_runs_it, destination = sys.argv[1:]
     try:
         write(load(path, kind, unknown_fields == "1"), destination, treelite_runs_it == "1")
-    except Exception as error:  # Treelite's own share no base class with those of damaged structures
+    except Exception as error:  # Treelite's own errors and errors from damaged structures have no common base
         print(
             f"\n{error}" if isinstance(error, BadFileError) else f"\n{type(error).__name__}: {error}", file=sys.stderr
         )
@@ -59,7 +59,7 @@ def load(path: str, kind: str, unknown_fields: bool) -> Any:
 
 
 def check_lightgbm(path: str) -> None:
-    """Check for truncation, which Treelite takes for a smaller forest. Raises BadFileError."""
+    """Check for truncation: Treelite loads a truncated file as a smaller forest. Raises BadFileError."""
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
     trees = sum(line.startswith(b"Tree=") for line in lines)
@@ -72,9 +72,9 @@ def check_lightgbm(path: str) -> None:
 
 
 def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
-    """Write the forest's arrays as a ``.npz``: with a checkpoint if Treelite is to run it, or else with samples.
+    """Write the forest's arrays as ``.npz``, with a checkpoint if Treelite is to run it, or else with samples.
 
-    Raises BadFileError for a model that is no forest.
+    Raises BadFileError for a model that is not a forest.
     """
     header = model.get_header_accessor()
     head = {key: np.asarray(header.get_field(key)) for key in _HEAD}
@@ -105,7 +105,7 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
         arrays[key] = np.ravel(head[key]).astype(np.int64)
     arrays["base_scores"] = np.ravel(head["base_scores"]).astype(np.float64)
     obstacle = why_not_onnx(properties, arrays)
-    if obstacle or treelite_runs_it:  # it gets a checkpoint that it wrote itself, of what has been checked
+    if obstacle or treelite_runs_it:  # Treelite gets a checkpoint that it wrote itself, from validated data
         arrays["checkpoint"] = np.frombuffer(model.serialize_bytes(), np.uint8)
     else:
         arrays["samples"], arrays["expected"] = samples(model, arrays, features)
@@ -116,7 +116,7 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
 
 
 def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """Return why ONNX cannot express the forest; empty for a forest that can be written as a graph."""
+    """Return the reason why ONNX cannot express the forest; empty if it can."""
     if properties["categorical"]:
         return "it has categorical splits"
     if properties["postprocessor"] not in _CONVERTED:
@@ -131,7 +131,7 @@ def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
 
 
 def samples(model: Any, arrays: dict[str, Any], features: int) -> Any:
-    """Return rows of the trees' thresholds, their neighbours and missing values, and Treelite's results for them."""
+    """Return rows made of thresholds, their neighbours and missing values, with Treelite's results for them."""
     import treelite
 
     random = np.random.RandomState(0)
@@ -151,7 +151,7 @@ def samples(model: Any, arrays: dict[str, Any], features: int) -> Any:
 
 
 def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
-    """Return the arrays of one tree, each with an entry for each node. Raises BadFileError for an invalid tree."""
+    """Return the arrays of one tree, with one entry per node. Raises BadFileError for an invalid tree."""
     kinds, left, right = (np.asarray(tree.get_field(key)) for key in ("node_type", "cleft", "cright"))
     count = len(left)
     leaf = left < 0
@@ -194,7 +194,7 @@ def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
 
 
 def check_reached(left: Any, right: Any, index: int) -> None:
-    """Check that the root reaches all nodes: with one parent for each node, there is no cycle. Raises BadFileError."""
+    """Check that the root reaches all nodes; as each has one parent, there is no cycle. Raises BadFileError."""
     level, reached = np.zeros(1, np.int64), 0
     while len(level):
         reached += len(level)
@@ -211,7 +211,7 @@ def check_categories(tree: Any, count: int, index: int) -> None:
 
 
 def check_leaves(trees: list[dict[str, Any]], head: dict[str, Any]) -> None:
-    """Check that the trees' leaves add to outputs of the model. Raises BadFileError."""
+    """Check that all leaves belong to outputs of the model. Raises BadFileError."""
     targets, classes = int(np.ravel(head["num_target"])[0]), np.ravel(head["num_class"])
     target_id, class_id = np.ravel(head["target_id"]), np.ravel(head["class_id"])
     shape = np.ravel(head["leaf_vector_shape"])

@@ -1,4 +1,4 @@
-"""Conversion of a forest's numbers to the output of Triton's forest backend, according to its parameters."""
+"""Conversion of a forest's raw output to the output of Triton's forest backend."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,15 @@ _THRESHOLD = 0.5
 _CLASSIFIES = frozenset({"binary", "classes"})
 
 Result = tuple[int, Callable[[Array], Array]]
-"""Number of columns of an output, and the function that computes it from the forest's, ``[rows, columns]`` both."""
+"""Column count of an output, and the function that computes it from the forest's output; both ``[rows, columns]``."""
 
 
 def result(task: str, targets: int, classes: int, options: ForestOptions, columns: int | None) -> Result:
-    """Return a forest's result. `columns` is the configured number of output columns; None if not configured.
+    """Return the result of a forest. `columns` is the configured number of output columns, None if not configured.
 
-    A forest of two classes gives one number, the probability of the second, or two, as its library made it. For
-    ``predict_proba`` both can be had, by the dims of the output; by default it is one number for those that give one
-    (Triton's docs/model_config.md).
+    Depending on its library, a binary classifier computes one number (the probability of the second class) or two. With
+    ``predict_proba``, the output's dims select either form; the default is the forest's own (Triton's
+    docs/model_config.md).
     """
     whole = targets * classes
     if options.predict_proba:
@@ -45,6 +45,6 @@ def _same(numbers: Array) -> Array:
 
 
 def _best(numbers: Array, targets: int, classes: int) -> Array:
-    """Return the class with the largest value. The first wins a tie, as in NumPy, scikit-learn and Triton."""
+    """Return the class with the largest value; the first one wins a tie, as in NumPy, scikit-learn and Triton."""
     best: Array = np.argmax(numbers.reshape(len(numbers), targets, classes), axis=2)
     return best.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Inputs and outputs of language models: those of Triton's backend for vLLM, and `token_ids`."""
+"""Inputs and outputs of language models: the tensors of Triton's vLLM backend, and `token_ids`."""
 
 from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.tensors import dtypes
@@ -11,7 +11,7 @@ _RETURNED = (
     DescribedTensor("num_output_tokens", dtypes.UINT32, (-1,)),
     DescribedTensor("token_ids", dtypes.BYTES, (-1,)),
 )
-"""Outputs that a request gets on demand."""
+"""Outputs returned only on request."""
 INPUTS = (
     DescribedTensor("text_input", dtypes.BYTES, (1,)),
     DescribedTensor("stream", dtypes.BOOL, (1,), True),
@@ -20,5 +20,5 @@ INPUTS = (
     *(DescribedTensor(f"return_{output.name}", dtypes.BOOL, (1,), True) for output in _RETURNED),
 )
 IMAGES = DescribedTensor("image", dtypes.BYTES, (-1,), True)
-"""Input of engines that take images: files, each in Base64."""
+"""Input of engines with image support: Base64-encoded files."""
 OUTPUTS = (DescribedTensor("text_output", dtypes.BYTES, (-1,)), *_RETURNED)

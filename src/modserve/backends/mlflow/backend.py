@@ -1,7 +1,7 @@
-"""The ``mlflow`` backend: a directory saved by MLflow runs as its pyfunc in a worker process.
+"""The ``mlflow`` backend: runs a directory saved by MLflow as a pyfunc in a worker process.
 
-It is a Python model with `program` as its model.py: docs/python-models.md applies to its instances, environments and
-limits. A model of MLflow is a program, like a model.py: loading it runs the code of its author.
+The model is a Python model with `program` as its model.py, so docs/python-models.md applies to its instances,
+environments and limits. Loading an MLflow model runs its author's code, like a model.py.
 """
 
 import logging
@@ -62,7 +62,7 @@ class MlflowModel:
             )
             return None
         default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
-        # A pyfunc may do anything with its rows: those of several requests share a call if the configuration says so.
+        # A pyfunc may mix its rows, so requests are batched only if the configuration enables it.
         return ModelDescription(inputs, outputs, default, dynamic_batching=False)
 
     def instance(self, spec: InstanceSpec) -> Executor:

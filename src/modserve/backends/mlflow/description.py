@@ -1,6 +1,6 @@
-"""Reading of a file ``MLmodel`` without MLflow: the signature as tensors, and the versions that saved the model.
+"""Reader of ``MLmodel`` files without MLflow: the signature as tensors, and the version that saved the model.
 
-The format is that of MLflow's documentation on models and their signatures.
+The format is described in MLflow's documentation of models and signatures.
 """
 
 import json
@@ -29,13 +29,13 @@ _COLUMNS: Mapping[str, Datatype] = {
     "binary": dtypes.BYTES,
     "datetime": dtypes.BYTES,
 }
-"""The type of a column → the datatype. Dates are texts, as ISO 8601 has them."""
+"""Column type → datatype. Dates are ISO 8601 texts."""
 _ALIASES = {"str": "BYTES", "object": "BYTES", "bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64"}
 
 
 @dataclass(frozen=True, slots=True)
 class MLmodelFile:
-    """An MLmodel file. `inputs` and `outputs` are None without a signature; `parameters` are those of requests."""
+    """An MLmodel file. `inputs` and `outputs` are None without a signature; `parameters` names request parameters."""
 
     directory: Path
     loader: str
@@ -46,7 +46,7 @@ class MLmodelFile:
 
 
 def locate(path: Path) -> Path:
-    """Return the directory with the file ``MLmodel``: that of `path`, or the one below it. Raises INVALID_ARG."""
+    """Return the directory with the file ``MLmodel``: the directory of `path` or a subdirectory. Raises INVALID_ARG."""
     version = path if path.is_dir() else path.parent
     below = sorted(entry for entry in version.iterdir() if entry.is_dir()) if version.is_dir() else []
     for directory in (version, *below):
@@ -59,7 +59,7 @@ def locate(path: Path) -> Path:
 
 
 def read(directory: Path) -> MLmodelFile:
-    """Read an MLmodel file. Raises INVALID_ARG if it is none of MLflow's, or if its signature has no tensors."""
+    """Read an MLmodel file. Raises INVALID_ARG if it is invalid, or if its signature cannot be expressed as tensors."""
     path = directory / FILENAME
     try:
         content = yaml.safe_load(regular_file.read_text(path))
@@ -93,7 +93,7 @@ def _tensor(spec: Mapping[str, Any], name: str, path: Path) -> DescribedTensor:
     if kind == "tensor":
         shape = tuple(int(size) for size in spec["tensor-spec"]["shape"])
         datatype = _datatype(str(spec["tensor-spec"]["dtype"]))
-        # A row is a tensor of one element, where the model leaves that out.
+        # The model may omit the dimension of a row with one element.
         return DescribedTensor(name, datatype or _refuse(path, name, kind), shape if len(shape) > 1 else (*shape, 1))
     return DescribedTensor(name, _COLUMNS.get(kind) or _refuse(path, name, kind), (-1, 1), optional)
 

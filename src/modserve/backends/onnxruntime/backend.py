@@ -1,9 +1,8 @@
 """The ``onnxruntime`` backend: ONNX models on ONNX Runtime.
 
-`options` and `providers` have the users' settings. The CPU instances of a model share one session: it may be run from
-several threads at once, and the weights are in memory once. Each instance on a GPU has a session of its own, and so has
-each on the CPU if the model says so. No session is made without an instance: a model whose instances are all on GPUs
-has none on the CPU.
+`options` and `providers` read the settings. The CPU instances of a model share one thread-safe session with one copy of
+the weights, unless the model sets one session per instance. Each GPU instance has its own session. A model with
+instances only on GPUs has no CPU session.
 """
 
 import functools
@@ -44,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def set_up() -> None:
-    """Set up the process once: load the build's requirements, and log its abilities."""
+    """Set up the process once: load the build's dependencies and log its capabilities."""
     builds.preload_cuda()
     _log.info("%s", builds.line())
     if CUDA not in ort.get_available_providers() and (gpus := _gpu_devices()):
@@ -86,7 +85,7 @@ def _gpu_devices() -> list[str]:
 
 
 class OnnxRuntimeModel:
-    """An ONNX file: a session for all instances on the CPU, or one for each, and one for each instance on a GPU."""
+    """An ONNX file and its sessions: one shared by the CPU instances or one for each, and one for each GPU instance."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -99,7 +98,7 @@ class OnnxRuntimeModel:
             self._file = ModelFile(self._quantised.path)
         self._cpu_session: OnnxSession | None = None
         self._spare: tuple[int | None, OnnxSession] | None = None
-        """A session that no instance has, and its GPU; None is the CPU."""
+        """A session not yet used by an instance, and its GPU; None for the CPU."""
         self._gpus: dict[str, int | None] = {}
         """GPU numbers by the names of the instances."""
         placements = source.placements
@@ -145,7 +144,7 @@ class OnnxRuntimeModel:
         session = self._first.session
         any_rank = read_file(self._own_file.path, find_unranked, frozenset[str]())
         inputs = [describe(argument, any_rank) for argument in session.get_inputs()]
-        # Old files list all weights among the inputs: only those count that the configuration takes for inputs.
+        # Old files list all weights among the inputs. The configuration tells the real inputs.
         configured = self._source.config.inputs_by_name
         defaults = [each for each in session.get_overridable_initializers() if each.name in configured]
         inputs += [describe(argument, optional=True) for argument in defaults]
@@ -160,7 +159,7 @@ class OnnxRuntimeModel:
         else:
             session = self._session(gpu)
         self._gpus[spec.name] = gpu
-        # ONNX Runtime refuses to run with the names of devices that a session does not use.
+        # ONNX Runtime rejects names of devices that the session does not use.
         shrink = ";".join(each for each in self._shrunk if each in ("cpu:0", f"gpu:{gpu}"))
         return OnnxRuntimeInstance(session.session, spec.config, shrink, data_dependent=self._data_dependent)
 
@@ -192,7 +191,7 @@ class OnnxRuntimeModel:
         self._release_file()
 
     def forget(self) -> None:
-        """Keep nothing on disk that this object has made. For a caller that tried the model and does not serve it."""
+        """Delete this object's files from disk, for a caller that only tried the model."""
         if self._quantised is not None:
             self._quantised.forget()
 

@@ -1,11 +1,10 @@
-"""Integer divisions of ONNX graphs, which end the process where the processor traps, as x86 does: guarded at load.
+"""Guards for integer divisions in ONNX graphs, which kill the process on processors that trap, such as x86.
 
-ONNX Runtime leaves these to the processor: divisions by 0 with 1.24 (with 1.29 no longer), those of the lowest number
-by -1 still with 1.32. Before each `Div` and `Mod` of integers with a divisor that is no harmless constant, a few
-nodes hold it back until it is checked:
+ONNX Runtime leaves them to the processor: division by 0 in 1.24 (not in 1.29), and division of the lowest number by -1
+still in 1.32. Before each integer `Div` and `Mod` without a safe constant divisor, inserted nodes check the divisor:
 
-- If it has a 0, the execution fails: an index, the number of zeros, is out of the range of a table with one element.
-- Where the lowest number is to be divided by -1, it is divided by 1. The result is the lowest number, as of smaller
+- If it contains a 0, the execution fails: the number of zeros is an index out of the range of a one-element table.
+- Where the lowest number is divided by -1, the divisor becomes 1. The quotient is the lowest number, as with smaller
   integers in ONNX Runtime, in NumPy and on ARM, and the remainder is 0.
 """
 
@@ -36,17 +35,17 @@ from .onnx_file import (
 )
 
 MARK: Final = "modserve: divisor of "
-"""Prefix of the name of the node that fails for a 0; the name of the division follows."""
+"""Prefix of the name of the node that fails for a 0, followed by the division's name."""
 _PREFIX: Final = "modserve:divisor:"
 _OLDEST_OPSET: Final = 7
-"""First version of ONNX's operators with broadcasting."""
+"""First opset with broadcasting."""
 
 
 @dataclass(frozen=True)
 class GuardedModel:
-    """A serialised model with guards. `count` divisions have one, and `others` cannot.
+    """A serialised model with `count` guarded divisions, and `others` that cannot be guarded.
 
-    The content refers to the bytes of the model that it was made from.
+    The content refers to the bytes of the original model.
     """
 
     content: Pieces
@@ -55,21 +54,21 @@ class GuardedModel:
 
 
 def guard_divisions(model: Buffer) -> GuardedModel | None:
-    """Return the model with guards; None if it divides no integers, or is no model."""
+    """Return the model with guards; None if it divides no integers or is not a model."""
     try:
         return _guard_model(model)
-    except (ValueError, IndexError, RecursionError):  # ONNX Runtime says what is wrong with it
+    except (ValueError, IndexError, RecursionError):  # ONNX Runtime reports the fault
         return None
 
 
 def division_by_zero(error: str) -> str | None:
-    """Return the name of the division with the failed guard, from the text of ONNX Runtime's error."""
+    """Return the name of the division with the failed guard, from ONNX Runtime's error text."""
     _, mark, rest = error.partition(MARK)
     return rest.partition("' ")[0] if mark else None
 
 
 def is_constant_zero(error: str) -> bool:
-    """Return True if a guarded graph failed to load because it divides by a constant 0, which would trap unguarded."""
+    """Return True if a guarded graph failed to load because it divides by a constant 0."""
     return "indices element out of data bounds" in error
 
 
@@ -92,13 +91,13 @@ def _guard_model(model: Buffer) -> GuardedModel | None:
 
 
 def _opset(model: Buffer, imports: Iterable[WireField]) -> int:
-    """Return the version of ONNX's own operators."""
+    """Return the version of ONNX's default operator set."""
     own = (each for each in imports if "".join(texts(model, each, onnx.OPSET_DOMAIN)) in onnx.OWN_DOMAINS)
     return max([number_of(model, each, onnx.OPSET_VERSION) for each in own], default=0)
 
 
 class _Writer:
-    """Writer of guards before nodes. `risky` are the nodes, by where they begin."""
+    """Writer of guards. `risky` maps the start offset of a node to its types."""
 
     def __init__(self, model: Buffer, risky: Divisions) -> None:
         self._data = model
@@ -108,19 +107,19 @@ class _Writer:
         self.count = 0
 
     def with_guards(self, message: WireField, node_number: int) -> Pieces:
-        """Return the content of a graph or a function."""
+        """Return the content of a graph or function, with guards."""
         edits: list[tuple[WireField, Pieces]] = []
         for field in of(self._data, message, node_number):
             if field.head in self._types and self._types[field.head] in INTEGER_BYTES:
                 guard = self._guard(read_node(self._data, field))
                 edits.append((field, [bytes_field(node_number, each) for each in guard]))
                 self.count += 1
-            elif bisect_left(self._heads, field.start) < bisect_left(self._heads, field.end):  # a risky one is inside
+            elif bisect_left(self._heads, field.start) < bisect_left(self._heads, field.end):  # contains a risky node
                 edits.append((field, field_of(node_number, self._with_graphs(field))))
         return apply_edits(self._data, message.start, message.end, edits)
 
     def _with_graphs(self, outer: WireField) -> Pieces:
-        """Return the content of a node with graphs inside."""
+        """Return the content of a node that contains graphs."""
         edits = []
         for part in of(self._data, outer, onnx.NODE_ATTRIBUTE):
             graphs = [
@@ -133,7 +132,7 @@ class _Writer:
         return apply_edits(self._data, outer.start, outer.end, edits)
 
     def _guard(self, division: Node) -> list[bytes]:
-        """Return the nodes that replace a division: its guard, and itself."""
+        """Return the nodes that replace a division: its guard and the division."""
         name = f"{_PREFIX}{next(self._numbers)}:"
         one = self._types[division.field.head]
         dividend, divisor = division.inputs
@@ -160,7 +159,7 @@ class _Writer:
                 node("Mul", [name + "overflow", name + "two"], name + "correction"),
                 node("Add", [divisor, name + "correction"], kept),  # -1 becomes 1
             ]
-        if one != INT64:  # whatever the type, there is a subtraction of the widest
+        if one != INT64:  # every opset has `Sub` for INT64
             nodes.append(node("Cast", [kept], name + "wide", [integer("to", INT64)]))
             kept = name + "wide"
         nodes.append(node("Sub", [kept, name + "nothing"], name + "looked at"))
@@ -175,7 +174,7 @@ class _Writer:
 
 
 def _constant(output: str, element: int, values: list[int], dims: tuple[int, ...] = ()) -> bytes:
-    """Return a node with a constant tensor of integers, a scalar unless there are `dims`."""
+    """Return a node with a constant integer tensor; a scalar without `dims`."""
     raw = b"".join(value.to_bytes(INTEGER_BYTES[element], "little", signed=True) for value in values)
     content = bytes_field(onnx.ATTRIBUTE_TENSOR, tensor(element, dims, raw))
     return node("Constant", [], output, [attribute("value", content, onnx.TENSOR)])

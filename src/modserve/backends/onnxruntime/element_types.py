@@ -1,7 +1,7 @@
-"""Search for nodes of an ONNX graph that divide integers by anything but a safe constant. Element types are followed
-from node to node: files rarely have the types in between.
+"""Search for ONNX nodes that divide integers by anything but a safe constant.
 
-The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md). What other domains make is unknown.
+Element types are propagated from node to node, as files rarely store intermediate types. The rules follow ONNX's
+operators (github.com/onnx/onnx, docs/Operators.md); the types of other domains' outputs are unknown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from .onnx_file import Node, number_of, of, read_node, text, texts
 UNKNOWN: Final = 0
 FLOAT, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9
 INTEGER_BYTES: Final[Mapping[int, int]] = {2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 12: 4, 13: 8}
-"""The types of integers, by the numbers of ``TensorProto.DataType``, with the bytes of an element."""
+"""Integer types by number in ``TensorProto.DataType`` → bytes of an element."""
 _STRING: Final = 8
 _MINUS_ONE: Final = varint(2**64 - 1)
 _UNSIGNED: Final = frozenset({2, 4, 12, 13})
 _DIVIDED_AS_INTEGERS: Final = frozenset({UNKNOWN, *INTEGER_BYTES})
 
 Divisions: TypeAlias = dict[int, set[int]]
-"""Types that nodes divide, by where the nodes begin. A function's node may have several."""
+"""Start offsets of dividing nodes → divided types. A function's node may have several."""
 
 _Types: TypeAlias = Sequence[int]
 _Constants: TypeAlias = dict[str, WireField]
-"""The tensors of values that no request changes. Only divisors are read: weights are large."""
+"""Constant tensors by name. Only divisors are decoded, as weights are large."""
 _LIKE_EITHER: Final = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean", "Concat", "PRelu"))
-"""Operators with all inputs of one type, which is that of the output."""
+"""Operators with one type for all inputs and the output."""
 _FIXED: Final[Mapping[str, _Types]] = {
     **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin", "NonZero", "NonMaxSuppression", "SequenceLength"), (INT64,)),
     **dict.fromkeys(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "IsNaN", "IsInf"), (BOOL,)),
@@ -48,7 +48,7 @@ _FROM_INPUT: Final[Mapping[str, int]] = {
     "QLinearMatMul": 7,
     "QLinearConv": 7,
 }
-"""Index of the input that determines the outputs' type, where it is not the first."""
+"""Operator → index of the input with the outputs' type, if it is not the first."""
 _OTHERS: Final[Mapping[str, _Types]] = {
     "TopK": (INT64,),
     "MaxPool": (INT64,),
@@ -56,7 +56,7 @@ _OTHERS: Final[Mapping[str, _Types]] = {
     "StringSplit": (INT64,),
     "Dropout": (BOOL,),
 }
-"""Types of the second and later outputs, where they differ from the first output's."""
+"""Operator → types of the second and later outputs, where they differ from the first."""
 _NAMED: Final[Mapping[str, tuple[str, int]]] = {
     "Cast": ("to", UNKNOWN),
     "RandomNormal": ("dtype", FLOAT),
@@ -68,16 +68,16 @@ _NAMED: Final[Mapping[str, tuple[str, int]]] = {
     "HammingWindow": ("output_datatype", FLOAT),
     "BlackmanWindow": ("output_datatype", FLOAT),
 }
-"""Attribute with the type, and the type without it."""
+"""Operator → attribute with the type, and the default type."""
 _NAMED_OR_FIRST: Final = frozenset(("EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"))
 _DEEPEST = 64
-"""Graphs within graphs, and functions that call functions: no more can be meant."""
+"""Limit of nested graphs and function calls."""
 
 
 def divisions(model: Buffer) -> Divisions:
-    """Return the Div and Mod nodes whose divisors are integers that may be 0 or -1, or of unknown type.
+    """Return the Div and Mod nodes with an integer divisor that may be 0 or -1, or with a divisor of unknown type.
 
-    Raises ValueError and IndexError for bytes that are no model.
+    Raises ValueError and IndexError for bytes that are not a model.
     """
     reader = _GraphReader(model)
     for field in fields(model):
@@ -90,7 +90,7 @@ def divisions(model: Buffer) -> Divisions:
 
 
 class _GraphReader:
-    """Reader of graphs in the order of their nodes. `types` are of the values by name, and so are `constants`."""
+    """Reader of graphs in node order. `types` and `constants` are indexed by value name."""
 
     def __init__(self, model: Buffer) -> None:
         self._data = model
@@ -107,7 +107,7 @@ class _GraphReader:
         arguments: _Types,
         depth: int,
     ) -> list[int]:
-        """Return the types of a graph's outputs. Inputs without a type have those of `arguments`."""
+        """Return the types of a graph's outputs. Untyped inputs take their type from `arguments`."""
         if depth > _DEEPEST:
             raise ValueError("graphs are nested too deeply")
         data = self._data
@@ -118,7 +118,7 @@ class _GraphReader:
                 nodes.append(part)
             elif part.number == onnx.GRAPH_INITIALIZER:
                 type_ = number_of(data, part, onnx.TENSOR_TYPE)
-                if type_ != _STRING:  # whose name follows its texts, each a field
+                if type_ != _STRING:  # the name would follow one field for each text
                     name = text(data, part, onnx.TENSOR_NAME)
                     types[name], constants[name] = type_, part
             elif part.number in (onnx.GRAPH_INPUT, onnx.GRAPH_OUTPUT, onnx.GRAPH_VALUE):
@@ -131,7 +131,7 @@ class _GraphReader:
         for name, argument in zip(inputs, arguments, strict=False):
             types[name] = types[name] or argument
         for name in inputs:
-            constants.pop(name, None)  # a request, or a loop, may give another value than the file does
+            constants.pop(name, None)  # a request or a loop may override the file's value
         for node in nodes:
             self._node(read_node(data, node), types, constants, outer_attributes, depth)
         return [types.get(name, UNKNOWN) for name in outputs]
@@ -167,7 +167,7 @@ class _GraphReader:
             self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
 
     def _resolve(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
-        """Resolve a function node's references to attributes of the call, under other names."""
+        """Resolve a function node's references to attributes of the call, which may have other names."""
         if not outer:
             return dict(attributes)
         resolved = {}
@@ -204,14 +204,14 @@ class _GraphReader:
         constants: _Constants,
         depth: int,
     ) -> list[int]:
-        """Return the types of the outputs of a node with graphs inside; none for other nodes."""
+        """Return the output types of a node that contains graphs; none for other nodes."""
         arguments = [INT64, BOOL, *inputs[2:]] if node.op_type == "Loop" else inputs
         made: list[int] = []
         for attribute in attributes.values():
             for field in onnx.graphs_of(self._data, attribute):
                 of_graph = self.graph(field, types, constants, attributes, arguments, depth + 1)
                 made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
-        return made[1:] if node.op_type == "Loop" else made  # whose graph gives the condition as well
+        return made[1:] if node.op_type == "Loop" else made  # a Loop's first graph output is its condition
 
     def _infer_types(self, node: Node, inputs: _Types, attributes: Mapping[str, WireField]) -> list[int]:
         op, count = node.op_type, len(node.outputs)
@@ -243,7 +243,7 @@ class _GraphReader:
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
     def _read_type(self, value: WireField) -> int:
-        """Return the element type of a value, also in a sequence or an optional one."""
+        """Return the element type of a value, also of a sequence or optional."""
         data = self._data
         kinds = list(of(data, value, onnx.VALUE_TYPE))
         for kind in kinds:
@@ -255,7 +255,7 @@ class _GraphReader:
         return UNKNOWN
 
     def _is_safe(self, tensor: WireField | None) -> bool:
-        """Return whether a constant certainly has no 0, and no -1, by which the lowest number cannot be divided."""
+        """Return whether a constant certainly contains neither 0 nor -1, which overflows for the lowest number."""
         if tensor is None:
             return False
         data = self._data
@@ -286,4 +286,4 @@ _CONSTANTS: Final[Mapping[str, Mapping[str, int]]] = {
     },
     "ConstantOfShape": {"value": UNKNOWN},
 }
-"""The attributes of operators that make constants, and the types that these stand for; UNKNOWN: that of the tensor."""
+"""Operators that make constants → attribute → element type; UNKNOWN stands for the tensor's type."""

@@ -1,4 +1,4 @@
-"""Properties of an ONNX file: the precision of its graph, whether its run time varies, and tensors without a rank."""
+"""Properties of an ONNX file: precision, data-dependent run time, and tensors without a rank."""
 
 from collections import Counter
 from math import prod
@@ -10,15 +10,15 @@ from . import onnx_file as onnx
 from .onnx_file import number_of, of
 
 MOST_NODES = 4096
-"""Largest number of nodes; a graph of more takes long, whatever they do."""
+"""Largest number of nodes. A larger graph takes long in any case."""
 _KNOWN_DOMAINS = frozenset({b"", b"ai.onnx", b"ai.onnx.ml"})
-"""Domains with known operators; the behaviour of others is unknown."""
+"""Domains with known operators."""
 _SHAPED_BY_VALUES = frozenset(
     b"AffineGrid BlackmanWindow CenterCropPad Col2Im Compress ConstantOfShape DFT Expand HammingWindow HannWindow "
     b"MaxUnpool MelWeightMatrix NonMaxSuppression NonZero OneHot Pad Range RegexFullMatch Resize STFT SplitToSequence "
     b"StringSplit Tile TopK Unique Upsample".split()
 )
-"""Operators with work or output that grows with the values of an input. Some are harmless with a constant."""
+"""Operators with work or output size that depends on an input's values. Some are harmless with a constant."""
 _PRECISIONS = {
     1: "fp32",
     2: "uint8",
@@ -31,14 +31,14 @@ _PRECISIONS = {
     22: "int4",
     23: "fp4",
 }
-"""Datatypes of weights. Others are those of shapes, indices and the like."""
+"""Datatypes of weights. Tensors of other types are shapes, indices and the like."""
 
 
 def depends_on_data(model: Buffer) -> bool:
-    """Return whether executions of a serialised ONNX model may take very different times for inputs of equal shapes.
+    """Return whether the run time of a serialised ONNX model may vary widely for inputs of equal shapes.
 
-    True if it has a node with a graph inside (Loop, If, Scan), one whose output's shape depends on values, one of an
-    operator that is not ONNX's own, or very many; and for bytes that are no such model.
+    True if a node contains a graph (Loop, If, Scan), has a value-dependent output shape or a foreign operator, or if
+    there are more than `MOST_NODES` nodes; also for invalid bytes.
     """
     try:
         graph = next(field for field in fields(model) if field.number == onnx.MODEL_GRAPH)
@@ -60,7 +60,7 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
 
 
 def find_unranked(model: Buffer) -> frozenset[str]:
-    """Return the names of the inputs and outputs without a shape in a serialised ONNX model."""
+    """Return the inputs and outputs of a serialised ONNX model that have no shape."""
     names: set[str] = set()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):
@@ -81,7 +81,7 @@ def _has_shape(model: Buffer, value: WireField) -> bool:
 
 
 def precision(model: Buffer) -> str:
-    """Return the precision of most weights of a serialised model; fp32 for a model without weights, such as trees."""
+    """Return the precision of most weights of a serialised model; fp32 for models without weights, such as trees."""
     elements: Counter[str] = Counter()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):

@@ -1,7 +1,7 @@
 """Options of the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
 
-The names are those of Triton's ONNX Runtime backend (its README, and ``ModelState`` in src/onnxruntime.cc). Each is
-acted on, or a warning says why it is not.
+Parameter names follow Triton's ONNX Runtime backend (its README, and ``ModelState`` in src/onnxruntime.cc). A warning
+explains each parameter without effect.
 """
 
 import re
@@ -31,7 +31,7 @@ _GRAPH_LEVELS = {
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-"""Triton's levels: any other number is all optimisations; 0, which is also that of an empty block, is the default."""
+"""Triton's levels. Any other number enables all optimisations; 0, also the value of an empty block, is the default."""
 _LEVEL_NAMES = {-1: "basic", 1: "extended", 2: "none"}
 _EXECUTION_MODES = {0: ort.ExecutionMode.ORT_SEQUENTIAL, 1: ort.ExecutionMode.ORT_PARALLEL}
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -51,7 +51,7 @@ _PARAMETERS = (
 )
 _SESSION_ENTRIES = ("session.", "optimization.", "mlas.", "ep.")
 _OTHERS = (*_SESSION_ENTRIES, *SERVER_PARAMETERS)
-"""Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
+"""Session entries that ONNX Runtime reads itself, and the server's own parameters."""
 
 _GLOBAL_THREADS = "enable-global-threadpool"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys(
@@ -92,14 +92,14 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
 
 
 class GlobalThreads:
-    """The threads that all sessions share, instead of having their own. ONNX Runtime has them once in a process."""
+    """Thread pool shared by all sessions, one for the process in ONNX Runtime."""
 
     def __init__(self) -> None:
         self.enabled = False
         self._lock = threading.Lock()
 
     def configure(self, options: Mapping[str, str]) -> None:
-        """Make them if the server's options for the backend ask for it. Raises INVALID_ARG."""
+        """Create the pool if the backend's options ask for it. Raises INVALID_ARG."""
         values = options_of(options)
         if not values.flag(_GLOBAL_THREADS, default=False):
             return
@@ -114,30 +114,30 @@ global_threads = GlobalThreads()
 
 
 def threads_of(source: ModelSource) -> int:
-    """Return the number of threads of an instance that compute nodes. Raises INVALID_ARG."""
+    """Return the number of compute threads of an instance. Raises INVALID_ARG."""
     return parameters_of(source.config).integer("intra_op_thread_count", 0) or source.cpu_threads
 
 
 def session_threads(source: ModelSource, sharing: int) -> int:
-    """Return the threads of a session shared by `sharing` instances, including an instance's own; 0 if it has none."""
+    """Return the threads of a session that `sharing` instances share, counting one calling thread; 0 if it has none."""
     if global_threads.enabled:
         return 0
-    # Each instance brings a thread of its own, which works too: together they are `threads_of` for each of them.
+    # Each instance's calling thread computes as well, so that there are `threads_of` threads per instance.
     return sharing * (threads_of(source) - 1) + 1
 
 
 def shares_session(config: ModelConfig) -> bool:
-    """Return whether the instances on the CPU run in one session. Raises INVALID_ARG."""
+    """Return whether the CPU instances share one session. Raises INVALID_ARG."""
     return parameters_of(config).flag(SHARE, default=True)
 
 
 def optimisation_level(config: ModelConfig) -> str:
-    """Return the graph's optimisation level, in words."""
+    """Return the name of the graph's optimisation level."""
     return _LEVEL_NAMES.get(config.graph_optimization_level or 0, "all")
 
 
 def log_severity(config: ModelConfig) -> int:
-    """Return the lowest severity of the lines that ONNX Runtime logs about a model. Raises INVALID_ARG."""
+    """Return the lowest severity that ONNX Runtime logs for a model. Raises INVALID_ARG."""
     severity = parameters_of(config).integer(_LOG_SEVERITY, SILENT)
     if severity > SILENT:
         raise invalid(
@@ -148,7 +148,7 @@ def log_severity(config: ModelConfig) -> int:
 
 
 def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
-    """Return the options of a session that `sharing` instances share. Raises INVALID_ARG for bad model parameters."""
+    """Return the options of a session that `sharing` instances share. Raises INVALID_ARG for invalid parameters."""
     config = source.config
     options = ort.SessionOptions()
     level = config.graph_optimization_level or 0
@@ -174,7 +174,7 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
 
 
 def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
-    """Return the devices with their memory given back after each execution. Raises INVALID_ARG for other names."""
+    """Return the devices that release their memory after each execution. Raises INVALID_ARG for unknown names."""
     text = config.parameters.get(SHRINKAGE, "")
     if not text:
         return ()
@@ -188,10 +188,10 @@ def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
 
 
 def visible_gpus(present: Iterable[str], visible: str | None) -> int:
-    """Return how many of the GPUs `present` (names of devices) CUDA shows with this ``CUDA_VISIBLE_DEVICES``.
+    """Return the number of the GPUs `present` (device names) that ``CUDA_VISIBLE_DEVICES`` makes visible.
 
-    As CUDA does: the list counts up to its first entry that is no GPU (CUDA C++ Programming Guide, environment
-    variables). Those of containers may be named by UUID, which cannot be told from here: each counts.
+    As in CUDA, the list ends at its first invalid entry (CUDA C++ Programming Guide, environment variables). UUIDs, as
+    containers set them, cannot be checked here and all count.
     """
     count = len(list(present))
     if visible is None:

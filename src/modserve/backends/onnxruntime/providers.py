@@ -1,6 +1,6 @@
-"""Execution providers of ONNX Runtime: which ones an instance uses, with which options, and whether they work.
+"""Execution providers of ONNX Runtime: selection and options for an instance, and a check that they work.
 
-Names and parameters of ``tensorrt``, ``cuda`` and ``openvino`` are those of Triton's backend (its README, and
+The names and parameters of ``tensorrt``, ``cuda`` and ``openvino`` follow Triton's backend (its README, and
 ``ModelState::LoadModel`` in src/onnxruntime.cc).
 """
 
@@ -26,7 +26,7 @@ _XNNPACK = f"Xnnpack{_SUFFIX}"
 _OF_OTHER_VERSIONS = tuple(f"{name}{_SUFFIX}" for name in ("ROCM", "ArmNN", "Tvm"))
 _OTHER_NAMES = {"directml": f"Dml{_SUFFIX}", "onednn": f"Dnnl{_SUFFIX}", "trt": TENSORRT}
 _BY_DEVICE = frozenset({CUDA, TENSORRT, *(f"{name}{_SUFFIX}" for name in ("ROCM", "MIGraphX", "NvTensorRTRTX", "Dml"))})
-"""Providers that take the number of a GPU."""
+"""Providers with a GPU number as option."""
 _DISTRIBUTIONS = {
     CUDA: "onnxruntime-gpu",
     TENSORRT: "onnxruntime-gpu",
@@ -37,7 +37,7 @@ _DISTRIBUTIONS = {
     f"MIGraphX{_SUFFIX}": "onnxruntime-migraphx",
     f"CANN{_SUFFIX}": "onnxruntime-cann",
 }
-"""Distributions to install in place of ``onnxruntime``."""
+"""Provider → distribution to install in place of ``onnxruntime``."""
 
 PROVIDERS = "execution_providers"
 _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
@@ -45,11 +45,11 @@ _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "do_copy_in_default_stream": ("0", "1"),
 }
-"""Triton's numbers → the values of ONNX Runtime's options."""
+"""ONNX Runtime's values of each option, indexed by Triton's numbers."""
 CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
-"""Parameters of a model that Triton had before it had accelerators."""
+"""Model parameters from before Triton had accelerators."""
 GRAPH_CAPTURE = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
-"""Options that are left out. A recorded graph reads its inputs from the first request's memory, for ever."""
+"""Options that are dropped. A captured graph always reads its inputs from the first request's memory."""
 _TENSORRT_PRECISIONS = {
     "FP32": {},
     "FP16": {"trt_fp16_enable": "1"},
@@ -64,10 +64,10 @@ _TENSORRT_NAMES = {
 
 
 def choose_providers(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
-    """Return the providers of a session, in order of preference, without the CPU's, which always is the last.
+    """Return the providers of a session in order of preference, without the CPU's, which is always last.
 
-    `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for unknown names,
-    for names that this build lacks, and for bad options.
+    `sharing` instances share the session, with `threads` threads each. Raises INVALID_ARG for unknown names, providers
+    missing in this build, and invalid options.
     """
     on_gpu = placement.kind is InstanceKind.GPU
     if listed := config.parameters.get(PROVIDERS, ""):
@@ -80,7 +80,7 @@ def choose_providers(config: ModelConfig, placement: Placement, threads: int = 1
     else:
         accelerators = [*(config.gpu_accelerators if on_gpu else ())]
         if on_gpu and all(each.name != "cuda" for each in accelerators):
-            accelerators.append(Accelerator("cuda"))  # for what the others cannot run
+            accelerators.append(Accelerator("cuda"))  # for nodes that the others cannot run
         accelerators += config.cpu_accelerators
     providers: dict[str, ProviderOptions] = {}
     for accelerator in accelerators:
@@ -105,7 +105,7 @@ def choose_providers(config: ModelConfig, placement: Placement, threads: int = 1
 
 
 def _provider(config: ModelConfig, name: str) -> str:
-    """Return the provider of a common name, if this build has it. Raises INVALID_ARG."""
+    """Return the provider with a common name. Raises INVALID_ARG if this build lacks it."""
     available: Sequence[str] = ort.get_available_providers()
     known: dict[str, str] = {
         _short(each): each for each in (*ort.get_all_providers(), *_OF_OTHER_VERSIONS, *available)
@@ -163,7 +163,7 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Pro
 
 
 def _cuda_options(config: ModelConfig) -> ProviderOptions:
-    """Return the options from the model's own parameters, Triton's older way. Raises INVALID_ARG."""
+    """Return the options set by model parameters, Triton's older form. Raises INVALID_ARG."""
     options: ProviderOptions = {}
     parameters = parameters_of(config)
     for key, values in _CUDA_CHOICES.items():
@@ -178,7 +178,7 @@ def _cuda_options(config: ModelConfig) -> ProviderOptions:
 
 
 def check(session: ort.InferenceSession, providers: Requested, config: ModelConfig, placement: Placement) -> None:
-    """Check a session's providers. Raises INVALID_ARG if one is missing: ONNX Runtime continues without it."""
+    """Check a session's providers. Raises INVALID_ARG if one is missing, as ONNX Runtime continues without it."""
     present = session.get_providers()
     for name, options in providers:
         if name not in present:
@@ -203,7 +203,7 @@ RECORD = "session.record_ep_graph_assignment_info"
 
 
 def node_counts(session: ort.InferenceSession) -> dict[str, int]:
-    """Return the number of graph nodes on each provider; empty if not recorded, or not by this version."""
+    """Return the number of graph nodes on each provider; empty if this session or version does not record it."""
     ask = getattr(session, "get_provider_graph_assignment_info", None)
     if ask is None:
         return {}

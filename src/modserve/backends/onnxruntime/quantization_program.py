@@ -1,10 +1,10 @@
-"""Program that writes an ONNX model with matrix products of 8-bit integers, by ONNX Runtime's own quantisation.
+"""Program that quantises the matrix products of an ONNX model to 8-bit integers with ONNX Runtime.
 
     python quantization_program.py MODEL TARGET
 
-The weights are quantised now, a scale for each column; what they are multiplied with is quantised while the model runs.
-It is a process of its own because it holds the model several times, and the interpreter for seconds.
-Convolutions are left out: with quantisation at run time they take several times as long.
+Weights are quantised here, with a scale for each column; activations are quantised at run time. A separate process,
+since it needs several copies of the model and holds the interpreter lock for seconds. Convolutions are skipped: with
+dynamic quantisation they take several times as long.
 """
 
 import logging
@@ -17,11 +17,11 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
 _RESULTS = frozenset({"MatMulInteger", "QAttention", "DynamicQuantizeLSTM"})
 _MOST_BYTES = 2_000_000_000
-"""A message of protobuf has at most 2 GiB."""
+"""Limit of a protobuf message: 2 GiB."""
 
 
 def quantise(source: Path, target: Path) -> None:
-    """Quantise a model. Raises ValueError if it has nothing to quantise, or is too large."""
+    """Quantise a model. Raises ValueError if there is nothing to quantise or the model is too large."""
     model = onnx.load(source)
     if sum(len(each.raw_data) for each in model.graph.initializer) > _MOST_BYTES:
         raise ValueError("its weights have more than 2 GB")
@@ -32,7 +32,7 @@ def quantise(source: Path, target: Path) -> None:
 
 
 def _make_initializers(graph: onnx.GraphProto) -> None:
-    """Make initializers of the constants that are nodes, in which the quantisation does not look for weights."""
+    """Convert Constant nodes to initializers: the quantisation finds weights only there."""
     for node in [each for each in graph.node if each.op_type == "Constant"]:
         (attribute, *others) = node.attribute
         if attribute.name == "value" and not others:
@@ -42,8 +42,8 @@ def _make_initializers(graph: onnx.GraphProto) -> None:
 
 
 if __name__ == "__main__":
-    logging.disable(logging.WARNING)  # advice for those who can change the model
+    logging.disable(logging.WARNING)  # advice on changes to the model
     try:
         quantise(Path(sys.argv[1]), Path(sys.argv[2]))
-    except Exception as error:  # whatever the libraries raise; the last line is what the server shows
+    except Exception as error:  # of any library; the server shows the last line
         sys.exit(" ".join(str(error).split()) or type(error).__name__)

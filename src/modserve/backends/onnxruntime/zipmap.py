@@ -1,9 +1,8 @@
-"""Classifiers of scikit-learn, XGBoost and LightGBM as they are exported by default: their probabilities as a tensor.
+"""Removal of ``ZipMap`` nodes from exported scikit-learn, XGBoost and LightGBM classifiers.
 
-Their converters end the graph with a ``ZipMap`` node, which makes of the probabilities a list with a dictionary from
-label to probability for each row. The v2 protocol has no such type, and a million small dictionaries would be slow. The
-node is replaced by one that gives on its input under the same name: FP32 of shape [rows, labels], with the columns in
-the order in which the node lists the labels.
+By default, the converters end the graph with a ``ZipMap`` node: a dictionary from label to probability for each row.
+The v2 protocol has no such type, and a million small dictionaries would be slow. An identity node under the same name
+replaces it: FP32 of shape [rows, labels], with columns in the order of the node's labels.
 """
 
 from collections.abc import Mapping
@@ -17,24 +16,24 @@ from . import onnx_file as onnx
 from .onnx_file import Pieces, apply_edits, field_of, node, of, text, texts, value
 
 _OPSET_IF_NONE = 13
-"""Version of ONNX's operators for a model that has only those of classical machine learning."""
+"""Opset declared for a model that imports only the operators of classical machine learning."""
 
 Labels: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
 class FlattenedModel:
-    """A serialised model with only tensors as outputs, and the column labels of outputs that were none."""
+    """A serialised model with only tensor outputs, and the column labels of the converted ones."""
 
     content: bytes
     labels: Mapping[str, Labels]
 
 
 def flatten_zipmaps(model: Buffer) -> FlattenedModel | None:
-    """Return the model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
+    """Return the model without ZipMap nodes at its outputs; None if it has none or is not a model."""
     try:
         return _flatten(model)
-    except (ValueError, IndexError):  # ONNX Runtime says what is wrong with it
+    except (ValueError, IndexError):  # ONNX Runtime reports the fault
         return None
 
 
@@ -80,7 +79,7 @@ def _labels(data: Buffer, node: WireField) -> Labels:
 
 
 def _missing_operators(model: Buffer) -> bytes:
-    """Return the field that declares ONNX's own operators for a model that has not used any; else empty."""
+    """Return the import of ONNX's default operators for a model without it; else empty."""
     for opset in (field for field in fields(model) if field.number == onnx.MODEL_OPSET):
         if text(model, opset, onnx.OPSET_DOMAIN) in onnx.OWN_DOMAINS:
             return b""

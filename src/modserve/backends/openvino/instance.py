@@ -1,10 +1,13 @@
-"""Execution of a compiled model: one infer request, or several at a time on threads of their own.
+"""Execution of a compiled model: one infer request, or several concurrent ones on threads of their own.
 
-Four limits of OpenVINO 2026.4 shape it. ``infer`` does not report that an execution has failed if the model has one
-thread, and leaves the former outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
-callback is not called for an execution that has failed, so that a thread waits for each one under way. A request does
-not keep the memory of its inputs alive. And after an execution that has failed, other requests of the same compiled
-model may compute with the inputs of that one: the model is compiled anew.
+It works around four limits of OpenVINO 2026.4:
+
+- With one thread, ``infer`` does not report a failed execution and leaves the former outputs. ``start_async`` and
+  ``wait`` report it, and take 10 µs more.
+- Callbacks are not called for a failed execution, so a thread waits for each execution.
+- A request does not keep the memory of its inputs alive.
+- After a failed execution, other requests of the same compiled model may compute with its inputs, so the model is
+  compiled again.
 """
 
 import threading
@@ -25,7 +28,7 @@ from .messages import is_about_memory, one_line
 from .names import DATATYPES
 
 _SMALL_BYTES = 64 * 1024
-"""A copy of so much costs less than lending the memory and having it back.
+"""Largest input that is copied: below this size a copy is faster than lending the memory and releasing it.
 
 1 MB takes 13 µs lent and 90 µs copied (benchmarks/engine_shortcuts.py).
 """
@@ -35,8 +38,8 @@ _BITS_32 = np.iinfo(np.int32)
 class OpenVinoInstance:
     """An infer request. Implements `api.BackendInstance`.
 
-    Small inputs are copied; the memory of large ones is lent to the request, which lets go of it afterwards. Outputs
-    are written to memory that is new for each execution, and the server's from then on.
+    Small inputs are copied. Large ones are lent to the request and released after the execution. Outputs are written to
+    new memory for each execution, which the server then owns.
     """
 
     takes_early = True
@@ -58,12 +61,12 @@ class OpenVinoInstance:
         self._dtypes = [DATATYPES[each.get_type_name()].numpy for each in self._types]
         self._outputs = [(each.element_type, _new_shape(each.partial_shape)) for each in compiled.outputs]
         self._held: dict[int, Array] = {}
-        """The memory that the request reads from, by input: a request does not keep it alive."""
+        """Memory that the request reads, by input index. OpenVINO does not keep it alive."""
         self._own_inputs = [self._request.get_input_tensor(index) for index in range(len(self._types))]
         self._own_outputs = [self._request.get_output_tensor(index) for index in range(len(self._outputs))]
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
-        if len(inputs) != len(self._types):  # an input that is left out would be that of the request before
+        if len(inputs) != len(self._types):  # a missing input would silently reuse the previous request's
             missing = [name for name in self._graph.inputs if name not in inputs]
             raise invalid(f"OpenVINO needs all inputs of the model, but the request lacks {missing}")
         rows = self._rows(inputs)
@@ -110,7 +113,7 @@ class OpenVinoInstance:
         del self._request, self._own_inputs, self._own_outputs, self._compiled
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
-        """Return how many rows of the outputs count; 0 for all. Raises INVALID_ARG for an unsupported batch size."""
+        """Return the number of valid output rows; 0 for all. Raises INVALID_ARG for an unsupported batch size."""
         batch = self._graph.fixed_batch
         rows = len(next(iter(inputs.values()))) if batch and inputs else batch
         if rows == batch:
@@ -139,7 +142,7 @@ class OpenVinoInstance:
         return array[:rows] if rows else array
 
     def _let_go(self, lent: Sequence[int], tensors: Sequence[Any]) -> None:
-        """Release large tensors, and everything that is a client's."""
+        """Release large tensors and all client memory."""
         for index in lent:
             self._request.set_input_tensor(index, self._own_inputs[index])
             self._held.pop(index, None)
@@ -149,14 +152,14 @@ class OpenVinoInstance:
 
 
 class OpenVinoStreams:
-    """Several executions at a time, as many as `instances`. Implements `api.AsyncInstance`."""
+    """Executor with one concurrent execution for each of `instances`. Implements `api.AsyncInstance`."""
 
     takes_early = True
 
     def __init__(self, name: str, instances: Sequence[OpenVinoInstance]) -> None:
         self.max_in_flight = len(instances)
         self._jobs: SimpleQueue[tuple[Mapping[str, Array], tuple[str, ...], BatchDone] | None] = SimpleQueue()
-        # Daemons: an execution that hangs must not keep the process from ending.
+        # Daemon threads: a hanging execution must not keep the process from exiting.
         self._threads = [
             threading.Thread(target=self._work, args=(instance,), name=f"{name}-stream-{number}", daemon=True)
             for number, instance in enumerate(instances)
@@ -186,12 +189,12 @@ class OpenVinoStreams:
                 done(instance.execute(inputs, outputs))
             except BaseException as error:
                 done(error)
-            del job, inputs, outputs, done  # or the last batch's tensors would live until the next one
+            del job, inputs, outputs, done  # releases the batch's tensors before the wait for the next one
         instance.close()
 
 
 def _new_shape(shape: Any) -> Any:
-    """Return the shape of an output's memory: OpenVINO makes more where a dimension varies. None if it cannot."""
+    """Return the shape of a new output buffer, which OpenVINO enlarges for variable dimensions; None if it cannot."""
     if shape.rank.is_dynamic:
         return None
     return ov.Shape([size.get_length() if size.is_static else 0 for size in shape])

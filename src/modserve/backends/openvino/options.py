@@ -1,8 +1,8 @@
 """Options of the ``openvino`` backend: model parameters and ``--backend-config`` keys.
 
-The names in capitals are those of Triton's OpenVINO backend (its README and ``ModelState`` in src/openvino.cc) and of
-OpenVINO's own properties, those in small letters OpenVINO Model Server's; case does not matter. Each is acted on, or a
-warning says why it is not.
+Upper-case names follow Triton's OpenVINO backend (its README and ``ModelState`` in src/openvino.cc) and OpenVINO's own
+properties, lower-case names OpenVINO Model Server. Names are case-insensitive. A warning explains each parameter
+without effect.
 """
 
 import json
@@ -31,7 +31,7 @@ _PADDING = "ENABLE_BATCH_PADDING"
 _COMPRESSION = "WEIGHT_COMPRESSION"
 _DYNAMIC_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _COMPRESSED_GROUP = 32
-"""Elements that OpenVINO rounds with one scale, unless the model's parameters set another number."""
+"""Default number of elements that share a scale."""
 
 _FLAGS = {**dict.fromkeys(("YES", "TRUE", "1"), True), **dict.fromkeys(("NO", "FALSE", "0"), False)}
 _PRECISIONS = {"fp32": "f32", "fp16": "f16"}
@@ -67,7 +67,7 @@ def _precision(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Property:
-    """A parameter that is a property of OpenVINO's: its name, the reader of its text, and its meaning for people."""
+    """A parameter that sets an OpenVINO property: its name, the parser of its value, and a description."""
 
     name: str
     read: Callable[[str], Value]
@@ -132,36 +132,36 @@ BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, CACHE_OPTION
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoOptions:
-    """A model's parameters, read."""
+    """Parsed parameters of a model."""
 
     properties: Mapping[str, Value] = field(default_factory=dict)
-    """OpenVINO's, by its own names."""
+    """OpenVINO's properties by name."""
     device: str = ""
-    """Device for all instances; empty: each instance's own."""
+    """Device of all instances; empty: each instance's placement."""
     extension: str = ""
-    """A library of operators."""
+    """Library with custom operators."""
     mapped: bool = True
-    """The weights of an IR are mapped into memory, not read."""
+    """Map the weights of an IR into memory instead of reading them."""
     reshape: bool = False
-    """The graph gets the dims of the configuration."""
+    """Reshape the graph to the configured dims."""
     shapes: Mapping[str, str] = field(default_factory=dict)
-    """Input → its shape as OpenVINO writes it; the key "" is for all."""
+    """Input → its shape in OpenVINO's notation; the key "" is for all."""
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Tensor → the layout that clients see, and the graph's own; the key "" is for the only input."""
+    """Tensor → the clients' layout and the graph's layout; the key "" is for the only input."""
     fixed_batch: bool = False
     """True if all executions have max_batch_size rows."""
     padding: bool = False
-    """Smaller batches are filled up to that."""
+    """Pad smaller batches to max_batch_size."""
     requests: int = 0
-    """Number of concurrent executions of an instance; 0 = as many as it has streams."""
+    """Concurrent executions of an instance; 0: one per stream."""
     tag: str = ""
     compressed: bool = False
-    """The weights of matrix products become 8-bit integers."""
+    """Compress the weights of matrix products to 8-bit integers."""
 
 
 def read(config: ModelConfig) -> OpenVinoOptions:
     """Read the options. Raises INVALID_ARG for bad values, with the parameter's name."""
-    # Of two spellings the one in capitals counts.
+    # The upper-case spelling takes precedence.
     by_name = {key.upper(): config.parameters[key] for key in sorted(config.parameters, reverse=True)}
     values = OptionReader(f"model '{config.name}': parameter", by_name)
     if values.text("TF_SIGNATURE_DEF") not in ("", "serving_default"):
@@ -200,11 +200,11 @@ def warnings(config: ModelConfig) -> list[str]:
 def compile_properties(
     options: OpenVinoOptions, device: str, *, threads: int, streams: int, cache_directory: str
 ) -> dict[str, Value]:
-    """Return the properties to compile a model with for a device. Its parameters win; the defaults are as follows.
+    """Return the properties for compiling a model for a device. The model's parameters override these defaults.
 
-    Results are as exact as FP32 makes them, where OpenVINO by itself takes BF16 on a CPU that has it. On the CPU there
-    are `threads` in all and as many `streams`, which no core is reserved for: other models and the server run there.
-    Compressed weights are multiplied in 8 bits, which ACCURACY alone would rule out.
+    Precision is FP32, whereas OpenVINO by itself uses BF16 on CPUs that support it. On the CPU there are `threads` in
+    all, divided between `streams`, and no cores are reserved, since other models and the server run there as well.
+    Compressed weights are multiplied in 8 bits, which ACCURACY alone would prevent.
     """
     properties = dict(options.properties)
     if device.startswith(("CPU", "GPU")):
@@ -236,7 +236,7 @@ def _properties(values: OptionReader) -> dict[str, Value]:
 
 
 def _plugin_config(values: OptionReader) -> dict[str, Value]:
-    """Read the parameter ``plugin_config``, in which older names of properties count as the new ones."""
+    """Read the parameter ``plugin_config``. Older property names are aliases of the current ones."""
     key, expected = "PLUGIN_CONFIG", 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
     if key not in values:
         return {}
@@ -257,7 +257,7 @@ def _plugin_config(values: OptionReader) -> dict[str, Value]:
 
 
 def _by_tensor(values: OptionReader, key: str, read: Callable[[str], T], expected: str) -> dict[str, T]:
-    """Read one value for all tensors, under the key "", or a JSON object of values by tensor."""
+    """Read a JSON object of values by tensor, or one value for all tensors, under the key ""."""
     text = values.text(key)
     if not text:
         return {}

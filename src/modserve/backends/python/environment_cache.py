@@ -1,17 +1,16 @@
-"""Environments that the server makes once and keeps: unpacked archives and installed requirements.
+"""Cache of environments: unpacked archives and installed requirements.
 
 A cache directory has, for each key,
 
-- ``<key>/environment/``, the environment. It is made in its place and not renamed into it, since scripts inside name
-  it by its absolute path;
-- ``<key>/complete.json``, written last and by a rename: without it, the rest is what a killed server left behind;
-- ``<key>.make``, locked exclusively by the process that makes it. Its child programs inherit the lock, so that
-  nothing else touches files that one of them still writes after the server was killed;
-- ``<key>.use``, locked by all that make or use it, as long as their process lives. The process that gets it exclusively
-  may remove the environment.
+- ``<key>/environment/``, the environment. It is built in place, not renamed, since its scripts contain its absolute
+  path;
+- ``<key>/complete.json``, written last and atomically. Without it, the rest was left behind by a killed server;
+- ``<key>.make``, locked exclusively by the process that builds it. Child programs inherit the lock, so nothing else
+  touches files that one of them still writes after the server was killed;
+- ``<key>.use``, locked by each process that builds or uses it, until that process ends. A process with an exclusive
+  lock may remove the environment.
 
-Locks are those of flock(2), which end with their process. Several servers, and several threads of one, may use the same
-cache directory at the same time.
+Locks use flock(2) and end with their process. Several servers and threads may share a cache directory.
 """
 
 import errno
@@ -35,19 +34,19 @@ from .options import ENVIRONMENT_DIRECTORY
 _log = logging.getLogger(__name__)
 
 Make = Callable[[Path, int], None]
-"""Fills a new empty directory. Programs that it starts inherit the descriptor."""
+"""Fills a new empty directory. Child programs inherit the descriptor."""
 
 _COMPLETE = "complete.json"
 _in_use: dict[Path, int] = {}
-"""Environments that this process uses → the descriptors that hold their locks, until the process ends."""
+"""Environments in use by this process → descriptors of their locks, held until the process ends."""
 _in_use_lock = threading.Lock()
 
 
 def directory(option: str | None, variables: Mapping[str, str]) -> Path:
-    """Return the cache directory: the one of `option`, or the user's, or one among the temporary files.
+    """Return the cache directory: `option`, the user's cache directory, or a temporary directory.
 
-    The user's is in ``XDG_CACHE_HOME`` (XDG Base Directory Specification); a user in a container often has none that
-    can be written to. Made if it is not there. Raises UNAVAILABLE.
+    The user's directory is in ``XDG_CACHE_HOME`` (XDG Base Directory Specification); in a container it is often missing
+    or not writable. The directory is created if necessary. Raises UNAVAILABLE.
     """
     if option:
         path = Path(option).expanduser().absolute()
@@ -82,7 +81,7 @@ def _temporary() -> Path:
     try:
         private.mkdir(mode=0o700, exist_ok=True)
         status = private.lstat()
-        # Anybody could have made it first, with programs inside.
+        # Another user could have created it, with programs inside.
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError(errno.EPERM, f"others may write to '{private}'")
         _make_writable(path)
@@ -92,11 +91,11 @@ def _temporary() -> Path:
 
 
 def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> Path:
-    """Return the directory of an environment. Makes it if it is not there, by one process and one thread at a time.
+    """Return the directory of an environment, built if necessary by one process and thread at a time.
 
-    `source` is the file that it is made from: environments made from a former state of it, or from files that are
-    gone, are removed if they are not in use. `label` begins the lines in the log. Blocks, for as long as `make` takes.
-    Raises UNAVAILABLE for errors of the file system, and what `make` raises; then nothing is left.
+    Unused environments built from a former state of the file `source`, or from deleted files, are removed. `label`
+    begins the log lines. Blocks while `make` runs. Raises UNAVAILABLE for file system errors, and the errors of `make`;
+    nothing is left behind then.
     """
     entry = cache / key
     try:
@@ -122,7 +121,7 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
 
 
 def disk_error(cache: Path, error: OSError) -> ModserveError:
-    """Return the file system's error, with the free space."""
+    """Return the error for a file system error, with the free space."""
     try:
         free = f"; {shutil.disk_usage(cache).free >> 20} MiB are free there"
     except OSError:
@@ -196,7 +195,7 @@ def _remove_superseded(cache: Path, kept: Path, source: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_superseded(entry, source):
                 _remove(entry, ignore_errors=True)
-        except OSError:  # somebody uses it
+        except OSError:  # in use
             continue
         finally:
             os.close(lock)

@@ -1,9 +1,8 @@
-"""An instance of a Python model in a worker process of its own, driven from the event loop.
+"""An instance of a Python model in its own worker process, driven from the event loop.
 
-A batch goes to the worker as one frame and comes back as one. `_open` has the requests in the worker's hands, by the
-numbers that the frames use: those of the batch until it is over, those of decoupled models until their last response.
-Elements of large tensors are copied into shared memory once, on a thread if that takes long; what the worker returns
-goes to the client from where the worker has put it.
+A batch is sent to the worker as one frame and returned as one. `_open` indexes the worker's requests by their number in
+the frames: until the end of the batch, or for decoupled models until the last response. Large tensors are copied into
+shared memory once, on a thread if that takes long. Outputs are sent to clients from the worker's shared memory.
 """
 
 import asyncio
@@ -40,10 +39,10 @@ from .worker.wire import Frame, Location, MessageKind
 _log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 256 * 1024
-"""Requests of more bytes than this together are copied on a thread."""
+"""Batches with more bytes than this are copied on a thread."""
 _READY_S = 5.0
 _AHEAD = 3
-"""Batches that wait in the worker's socket while executions are short: then it need not sleep between them."""
+"""Batches queued in the worker's socket while executions are short, so that the worker does not sleep in between."""
 
 
 class WorkerInstance:
@@ -60,9 +59,9 @@ class WorkerInstance:
         self.worker = worker
         self.max_ahead = _AHEAD
         self._room = 0
-        """Limit of unfinished requests at the worker; 0 if it reports itself when it takes others."""
+        """Limit of unfinished requests at the worker; 0 if the worker reports when it accepts more."""
         self._full: _Batch | None = None
-        """The batch that has taken the last of that room."""
+        """Batch that reached this limit."""
         self._options = options
         self._decoupled = False
         self._interpreter = interpreter
@@ -71,7 +70,7 @@ class WorkerInstance:
         self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
         self._lost: str | None = None
-        """Reason of the loss, if it is lost. Not an exception: a raised one keeps the frames that it goes through."""
+        """Reason of the loss of the instance. A text, since a raised exception would keep its stack frames alive."""
         self._execution_timeout_s = execution_timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
@@ -92,10 +91,10 @@ class WorkerInstance:
     def process_id(self) -> int:
         return self.worker.process.pid
 
-    # Start: on a loading thread. Raises what is wrong with the model, and `InstanceLostError` if the process ends
+    # Start, on a loading thread. Raises the model's errors, and `InstanceLostError` if the process ends
 
     def load(self, load: Mapping[str, Any]) -> None:
-        """Start the process and have it load model.py."""
+        """Start the process and load model.py in it."""
         interpreter = self._interpreter
         limit = self._options.start_timeout_s
         try:
@@ -116,7 +115,7 @@ class WorkerInstance:
             raise
 
     def complete(self, config: str) -> str | None:
-        """Complete a configuration by ``auto_complete_config``; None if the model has no such method."""
+        """Complete a configuration with ``auto_complete_config``; None if the model has no such method."""
         completed: str | None = self._ask(MessageKind.COMPLETE, config)
         return completed
 
@@ -141,7 +140,7 @@ class WorkerInstance:
             raise ModserveError(Code[result["code"]], result["message"])
         return result["value"]
 
-    # The rest of its life: on the event loop's thread, but for `close`
+    # On the event loop's thread, except `close`
 
     def attach(self, handle: InstanceHandle) -> None:
         if self._lost is not None:
@@ -158,13 +157,13 @@ class WorkerInstance:
     def close(self) -> None:
         self.worker.stop(self._options.stop_timeout_s)
         self._calls.close()
-        # What refers to itself is not freed before the cyclic garbage collector comes, which may be never.
+        # Break reference cycles: the cyclic garbage collector may never run.
         self._batches.clear()
         self._calls.forget()
         self._handle = self._timer = None
 
     def kill_because(self, reason: str) -> None:
-        """End the process, whatever it is doing: it is lost."""
+        """Kill the process; the instance is lost."""
         self.worker.kill_because(reason)
 
     def _on_end(self, error: InstanceLostError) -> None:
@@ -208,7 +207,7 @@ class WorkerInstance:
             self._leave_room()
 
     def _leave_room(self) -> None:
-        """Take other requests if there is room: the worker finds all of them at its next look."""
+        """Accept further requests below the limit; the worker receives all of them at its next read."""
         if self._full is not None and len(self._open) < self._room:
             batch, self._full = self._full, None
             batch.done(None)
@@ -226,13 +225,13 @@ class WorkerInstance:
             self._on_sent(batch)
 
     def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
-        """Return the open requests with these numbers; None stands for the current batch. All, if none is open."""
+        """Return the open requests with these numbers, or all if none of them is open. None is the current batch."""
         if numbers is None:
             numbers = self._batches[0].numbers if self._batches else ()
         some = [self._open[number] for number in numbers if number in self._open]
         return some or list(self._open.values())
 
-    # What the worker says
+    # Frames from the worker
 
     def _on_executed(self, frame: Frame) -> None:
         records = self.worker.records(frame)
@@ -249,7 +248,7 @@ class WorkerInstance:
             batch.done(finals)
 
     def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
-        """Return the final responses of the batch, if no others have come: the usual case."""
+        """Return the final responses of the batch if there were no others, which is the usual case."""
         numbers = self._batches[0].numbers
         if len(records) != len(numbers):
             return None
@@ -277,7 +276,7 @@ class WorkerInstance:
         self.worker.send(wire.number_frame(MessageKind.RESUME, number))
 
     def _give(self, record: Record) -> bool:
-        """Hand a response on; returns whether there is room for another. The last one removes the request."""
+        """Forward a response; returns whether there is room for another. The final one removes the request."""
         number, status, _, extras, _, _ = record
         request = self._open.get(number)
         if request is None:
@@ -318,7 +317,7 @@ class WorkerInstance:
 
     def _write_log(self, frame: Frame) -> None:
         level, text, ids = _LEVELS[frame[2]], str(frame[3], "utf-8", "replace"), ""
-        if level == logging.ERROR:  # what it says before the responses of those that it executes
+        if level == logging.ERROR:  # logged before the responses, while its requests are still open
             ids = request_ids.join([request.request_id for request in self._open.values()])
         known_as = f" [X-Request-ID {ids}]" if ids else ""
         _log.log(level, "%s: %s%s", self.worker.label, text, known_as, extra={"fields": {"request_id": ids}})
@@ -333,7 +332,7 @@ _DOING = {
 
 
 class _Batch:
-    """Requests that the worker executes together, with the callback for when it takes others."""
+    """Requests that the worker executes together, with the callback for its next batch."""
 
     def __init__(self, numbers: list[int], done: RequestsDone) -> None:
         self.numbers = numbers
@@ -396,4 +395,4 @@ def _extras(request: EngineRequest) -> bytes:
 
 
 _OF_THE_PROTOCOL = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"})
-"""Parameters that a model gets by other means, as in Triton."""
+"""Parameters that are passed to the model separately, as in Triton."""

@@ -1,4 +1,4 @@
-"""Check whether another interpreter can run a worker. Each is examined once, by running it."""
+"""Checks whether another interpreter can run a worker, by running it once."""
 
 import json
 import os
@@ -39,13 +39,13 @@ for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do . "$script"; done
 export LD_LIBRARY_PATH="$CONDA_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 exec "$@"
 """
-"""The shell itself must not get the environment's libraries."""
+"""Shell command that runs the activation scripts. The shell itself must not load the environment's libraries."""
 _OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """Interpreter of a worker: `variables` are all of its environment variables, with those of activation.
+    """Interpreter of a worker. `variables` are its complete environment, including the activation's variables.
 
     `python` is a path; `version` is like ``CPython 3.11.7``.
     """
@@ -70,11 +70,11 @@ def find(directory: Path) -> str | None:
 
 
 def inspect(python: str, variables: Mapping[str, str], which_one: str) -> Interpreter:
-    """Run an interpreter to see whether it can run a worker. Blocks for as long as it takes to import numpy.
+    """Check whether an interpreter can run a worker. Blocks while it imports numpy.
 
-    One that can is not run again until its file changes. The result includes the variables of the environment's conda
-    activation scripts. `which_one` is for errors: "the environment … of model …". Raises INVALID_ARG if it is
-    too old, has no numpy or does not run.
+    A good result is cached until the interpreter's file changes. It includes the variables of the environment's conda
+    activation scripts. `which_one` is for errors: "the environment … of model …". Raises INVALID_ARG if the interpreter
+    is too old, lacks numpy or does not run.
     """
     with _locks_lock:
         lock = _locks.setdefault(python, threading.Lock())
@@ -113,7 +113,7 @@ def _properties(python: str, variables: Mapping[str, str], which_one: str) -> di
     if shell is not None and scripts:
         command = [shell, "-c", _SOURCE_SCRIPTS, "activate", *command]
         environ[library_path.NAME] = variables.get(library_path.ORIGINAL, "")
-    # From the root directory, where no module can be taken for numpy by mistake.
+    # In the root directory, no local module can shadow numpy.
     ended = subprocesses.run(command, f"{which_one}: importing numpy with '{python}'", _LIMIT_S, env=environ, cwd="/")
     for line in ended.stdout.decode(errors="surrogateescape").splitlines():
         if line.startswith(_MARK):

@@ -1,7 +1,6 @@
-"""A Python model inside the server, on whichever thread: without a process and without copies.
+"""A Python model inside the server, on any thread, without a worker process and without copies.
 
-Inputs are the arrays that the server has, which are read-only where they lie over a client's bytes; outputs belong to
-the server once they are returned.
+Inputs are the server's own arrays, read-only over a client's bytes. Returned outputs belong to the server.
 """
 
 import asyncio
@@ -34,13 +33,13 @@ from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
 _log = logging.getLogger(__name__)
 
 _batch: "contextvars.ContextVar[tuple[weakref.ref[EngineRequest], ...]]" = contextvars.ContextVar("batch", default=())
-"""The requests that this task works on. A context that outlives them does not keep them."""
+"""Requests of the current task. Weak references: a context may outlive its requests."""
 
 
 class LocalInstance:
-    """Instance inside the server: its life and its executions.
+    """Instance inside the server.
 
-    ``before_wait(what)`` is called before the model waits for the server, with a name for that; it may raise
+    ``before_wait(what)`` is called before the model waits for the server, with a name of the operation; it may raise
     `TritonModelException`.
     """
 
@@ -61,10 +60,10 @@ class LocalInstance:
         except ModelError as error:
             raise self._report_error(error) from None
 
-    # On loading threads. Raises what is wrong with the model
+    # On loading threads. Raises the model's errors
 
     def complete(self, config: str) -> str | None:
-        """Complete a configuration by ``auto_complete_config``; None if the model has no such method."""
+        """Complete a configuration with ``auto_complete_config``; None if the model has no such method."""
         try:
             return self._model.auto_complete_config(config)
         except ModelError as error:
@@ -131,7 +130,7 @@ class LocalInstance:
         inputs = [convert_tensor(name, tensor) for name, tensor in request.tensors.items()]
         parameters, timeout_ns, context = request.parameters, request.timeout_ns, request.trace_context
         extras: dict[str, Any] = {}
-        if parameters or timeout_ns or context:  # as few requests have
+        if parameters or timeout_ns or context:  # rare
             extras = {
                 "correlation_id": request.correlation_id,
                 "flags": SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
@@ -152,7 +151,7 @@ class LocalInstance:
         )
 
     def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
-        """Return all responses together, which is faster, unless some are missing, are errors, or were sent before."""
+        """Return all responses together, which is faster; None if some are missing, failed or already sent."""
         finals = []
         for handle, response in zip(handles, responses, strict=True):
             if handle.ended or response is None or response.has_error():
@@ -192,7 +191,7 @@ class LocalRequest:
     def send(self, response: worker_response.InferenceResponse | None, final: bool) -> None:
         request, error = self.request, None if response is None else response.error()
         outputs = None if response is None or error is not None else as_final(response)
-        if final or not self._decoupled:  # which has one response
+        if final or not self._decoupled:  # the only response of a model that is not decoupled
             self.ended = True
         if error is not None:
             request.fail(ModserveError(Code[error.code().name], error.message()), final=final)
@@ -209,7 +208,7 @@ class LocalRequest:
         return self.request.cancelled
 
     def is_paused(self) -> bool:
-        return False  # only `respond` can tell, and waits
+        return False  # unknown here; `respond` waits if necessary
 
     def reschedule(self) -> None:
         self.ended = True
@@ -245,7 +244,7 @@ def as_core(tensor: worker_tensor.Tensor) -> Tensor:
     """Convert a model's tensor to the server's."""
     datatype, array = dtypes.BY_NAME[tensor.datatype], tensor._array
     if datatype.size and array is not None:
-        return Tensor(datatype, array.shape, None, array)  # whose type is that of the array, always
+        return Tensor(datatype, array.shape, None, array)  # the datatype always matches the array
     return Tensor(datatype, tuple(tensor.dims), tensor.raw_form(), None)
 
 
@@ -255,10 +254,10 @@ class InServerHost:
     def __init__(self, label: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
         self.label = label
         self.executing: Sequence[EngineRequest] = ()
-        """The batch of an execution that is no task, on `thread`."""
+        """Batch executed synchronously on `thread`."""
         self.thread = 0
         self.open: weakref.WeakSet[EngineRequest] = weakref.WeakSet()
-        """Requests of tasks, and requests that the model responds to after the execution."""
+        """Requests of tasks, and requests with responses after the execution."""
         self._models = source.models
         self._metrics = Metrics(source.metrics)
         self._before_wait = before_wait
@@ -287,7 +286,7 @@ class InServerHost:
         return LocalResponses(self._models, as_call(request), self._parents(), _context(request))
 
     async def call_decoupled_async(self, request: worker_request.InferenceRequest) -> "LocalResponses":
-        self._before_wait("async_exec(decoupled=True)")  # for the next response, each time
+        self._before_wait("async_exec(decoupled=True)")  # the iterator waits for each response
         responses = LocalResponses(self._models, as_call(request), self._parents(), _context(request))
         await asyncio.wrap_future(responses.begun)
         return responses
@@ -296,7 +295,7 @@ class InServerHost:
         return self._models.infer(as_call(request), parent=self._parents(), trace=_context(request))
 
     def _parents(self) -> list[EngineRequest]:
-        """Return the requests that a call is for: the batch of the execution that makes it, or else all open ones."""
+        """Return the requests on behalf of which a call is made: the calling execution's batch, or all open ones."""
         if self.executing and self.thread == threading.get_ident():
             return list(self.executing)
         batch = [request for each in _batch.get() if (request := each()) is not None]
@@ -326,7 +325,7 @@ _WAITS = {"load": "load_model()", "unload": "unload_model()", "ready": "is_model
 
 
 class LocalResponses(worker_response.ResponseIterator):
-    """The call begins at once; `begun` is done when something has come."""
+    """Iterator over the responses of a call that begins at once. `begun` is done at the first outcome."""
 
     def __init__(
         self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest], trace: str
@@ -355,14 +354,14 @@ class LocalResponses(worker_response.ResponseIterator):
 def _receive(
     outcomes: "queue.SimpleQueue[tuple[Outcome, bool]]", begun: "Future[None]", outcome: Outcome, final: bool
 ) -> None:
-    """Take a response of a call; it does not refer to the iterator, which cancels the call when it is forgotten."""
+    """Receive a response. Holds no reference to the iterator, which cancels the call when it is garbage-collected."""
     outcomes.put((outcome, final))
     if not begun.done() and begun.set_running_or_notify_cancel():
         begun.set_result(None)
 
 
 def _context(request: worker_request.InferenceRequest) -> str:
-    """Return the trace context of the request that the model names as the parent of its call."""
+    """Return the trace context of the request named as the parent of a call."""
     return request.trace().get_context() or ""
 
 

@@ -1,9 +1,8 @@
-"""A worker process: its start, its connection and its end.
+"""A worker process: its start, connection and end.
 
-All of the conversation is on the event loop's thread, without a thread of its own, but for the start (`spawn`) and the
-end (`stop`), which may block and run on loading threads. A worker that dies closes its socket, which the event loop
-hears at once; a server that dies closes the other end of the worker's lifeline, a pipe, and the kernel kills the worker
-with all its children.
+All communication is on the event loop's thread. Only the start (`spawn`) and the end (`stop`) may block; they run on
+loading threads. A dying worker closes its socket, which the event loop notices at once. A dying server closes its end
+of the worker's lifeline pipe, and the kernel kills the worker with all its children.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ _log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).parent / "worker" / "__main__.py"
 _EXIT_S = 2.0
-"""Maximum time for a process to end after closing its socket."""
+"""Maximum time between the end of the socket and the end of the process."""
 _LAST_READS = 64
-"""Limit of reads of output from before the process's end: more than its socket holds."""
+"""Limit of output reads after the end of the process: more than the socket's buffer holds."""
 _TRIM_S = arena.IDLE_SECONDS + 1
 
 
 class WorkerProcess:
-    """A worker process. `takers` get its frames by kind, `on_end` its end; both on the event loop's thread."""
+    """A worker process. Calls `takers` for its frames, by kind, and `on_end`, both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, label: str) -> None:
         self.takers: dict[int, Callable[[Frame], None]] = {
@@ -65,13 +64,13 @@ class WorkerProcess:
         self._fds: list[int] = []
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
-        self._last_words: deque[bytes] = deque(maxlen=0)  # for one that is ending; before, it takes nothing
+        self._last_words: deque[bytes] = deque(maxlen=0)  # discards everything until the process is ending
         self._output: WorkerOutput
         self._pidfd = -1
         self._listening = False
         self._ended = False
         self._ending = threading.Lock()
-        """Lock of the thread that takes the exit status, reads the rest of the output or closes files."""
+        """Lock for taking the exit status, reading the rest of the output and closing files."""
         self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
@@ -87,7 +86,7 @@ class WorkerProcess:
     # Start. On a loading thread
 
     def spawn(self, python: str, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-        """Start the process and begin to listen to it. Raises OSError when the interpreter cannot be run."""
+        """Start the process and listen to it. Raises OSError if the interpreter cannot be run."""
         name = self.label.encode("ascii", "replace").decode()
         servers, workers = arena.new_file(f"{name} in"), arena.new_file(f"{name} out")
         self.arena, self._mirror = arena.Arena(servers, wire.SERVERS), arena.Mirror(workers)
@@ -108,7 +107,7 @@ class WorkerProcess:
                 stderr=written,
                 pass_fds=passed,
                 env=dict(variables),
-                process_group=0,  # not a session, which Linux would give a share of the processor of its own
+                process_group=0,  # not a session, to which Linux would give its own CPU share (autogroup)
             )
         except BaseException:
             self._close_all()
@@ -122,9 +121,9 @@ class WorkerProcess:
         self.loop.call_soon_threadsafe(self._listen)
 
     def ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
-        """Send a question and wait for the result. On any thread but the event loop's.
+        """Send a question and wait for the result. Not on the event loop's thread.
 
-        Raises `InstanceLostError` if the process ends meanwhile, TimeoutError, and `WorkerFailedError`.
+        Raises `InstanceLostError` if the process ends, TimeoutError, and `WorkerFailedError`.
         """
         future: Future[Any] = Future()
         self.loop.call_soon_threadsafe(self._put, future, kind, value)
@@ -142,9 +141,9 @@ class WorkerProcess:
                     if end is not None and time.monotonic() >= end:
                         raise TimeoutError(f"{self.label} did not respond within {timeout_s:g} s") from None
         finally:
-            del future  # whose exception has this frame in its traceback
+            del future  # breaks the cycle with its exception's traceback, which has this frame
 
-    # The conversation. On the event loop's thread
+    # Communication, on the event loop's thread
 
     def _put(self, future: "Future[Any]", kind: int, value: Any) -> None:
         if self._ended:
@@ -163,13 +162,13 @@ class WorkerProcess:
             self.loop.add_reader(self._pidfd, self._on_exit)
 
     def send_soon(self, frame: bytes) -> None:
-        """Send together with everything sent before the event loop polls again, for a busy process."""
+        """Send with other frames before the event loop's next poll, for a busy process."""
         if not self._soon:
             self.loop.call_soon(self.send, b"")
         self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
-        """Send without blocking. An ended process gets no frames; `stop` sends to one that is ending."""
+        """Send without blocking. Frames for an ended process are dropped; `stop` sends to one that is ending."""
         if self._soon:
             frame = b"".join([*self._soon, frame])
             self._soon.clear()
@@ -190,7 +189,7 @@ class WorkerProcess:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # `_read` hears of it, too
+            return  # `_read` handles the end of the connection
         if sent < len(frame):
             self._unsent += memoryview(frame)[sent:]
             self.loop.add_writer(self._socket.fileno(), self._write)
@@ -220,12 +219,12 @@ class WorkerProcess:
         return more
 
     def _take_some(self) -> bool:
-        """Read once. Returns False at the end of all valid data; raises OSError as a socket does."""
+        """Read once. Returns False at the end of all valid data. Raises OSError like a socket."""
         count = self._socket.recv_into(self._frames.room())
         return count > 0 and self._receive(count)
 
     def _receive(self, count: int) -> bool:
-        """Process received frames. Returns False after an invalid one: later ones may be as wrong."""
+        """Process received frames. Returns False after an invalid one, as later frames cannot be trusted."""
         try:
             for frame in self._frames.take_in(count):
                 self.takers[frame[0]](frame)
@@ -277,7 +276,7 @@ class WorkerProcess:
         async with asyncio.timeout(timeout_s):
             while True:
                 said = await self.loop.sock_recv(self._ready, 1)
-                # What it has said too late is about an earlier question.
+                # A late reply belongs to an earlier question.
                 self._replies_due -= 1
                 if not self._replies_due or not said:
                     return said == b"1"
@@ -285,7 +284,7 @@ class WorkerProcess:
     # The end
 
     def _on_exit(self) -> None:
-        """Read the rest after the process's end. Its socket may still be open, in a child that it has left behind."""
+        """Read the remaining data after the process's end. Its socket may still be open in an orphaned child."""
         for _ in range(_LAST_READS):
             if not self._read():
                 break
@@ -296,7 +295,7 @@ class WorkerProcess:
         """Handle the end of the socket: the process has ended, or is about to."""
         questions, self._questions = self._questions, deque()
         self.end()
-        # Not one of the event loop's own threads, on which others' large tensors wait.
+        # Not on the event loop's own threads, which copy large tensors.
         threading.Thread(target=self._wait, args=(questions,), name=f"end-{self.process.pid}", daemon=True).start()
 
     def _wait(self, questions: "deque[Future[Any]]") -> None:
@@ -311,7 +310,7 @@ class WorkerProcess:
         self.on_end(error)
 
     def _describe_end(self) -> str:
-        """Wait for the end and describe its cause. On any thread."""
+        """Wait for the end of the process and describe its cause. Any thread."""
         by_itself = exits.wait(self.process, time.monotonic() + _EXIT_S)
         with self._ending:
             self._reap()
@@ -321,12 +320,12 @@ class WorkerProcess:
         return f"its process {self.process.pid} {how}{self._output.last()}"
 
     def _reap(self) -> None:
-        """Kill the rest, including child processes of the model, and take the exit status."""
+        """Kill the process group, including the model's children, and take the exit status."""
         self.kill()
         self.process.wait()
 
     def kill_because(self, reason: str) -> None:
-        """Kill the process; the event loop notices by the socket."""
+        """Kill the process; the event loop notices the end of the socket."""
         self._reason = f"was killed: {reason}"
         self.kill()
 
@@ -336,7 +335,7 @@ class WorkerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Let go of the event loop. May be called again."""
+        """Detach from the event loop. May be called again."""
         self._ended = True
         if self._listening:
             self._listening = False
@@ -351,7 +350,7 @@ class WorkerProcess:
             self._questions.popleft().set_exception(InstanceLostError(f"{self.label} was closed"))
 
     def stop(self, timeout_s: float) -> None:
-        """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
+        """Finalize the model and end the process, by force after `timeout_s`. Not on the event loop's thread."""
         self._end_on_loop()
         if self.process.returncode is None:
             stop = wire.HEADER.pack(0, MessageKind.STOP, 0, 0)
@@ -384,7 +383,7 @@ class WorkerProcess:
         self.arena.close()
         self._mirror.close()
         self._output.close()
-        # Nothing that refers back to here: the cyclic garbage collector may be long in coming.
+        # Break reference cycles: the cyclic garbage collector may run late.
         self.takers.clear()
         self.on_end = lambda error: None
         if self._pidfd >= 0:

@@ -1,9 +1,9 @@
 """Environment variables of a worker process.
 
-A worker has those of the server, so that the user's settings reach the model, and
+A worker inherits the server's variables, so that the user's settings reach the model, and gets
 
 - ``OMP_NUM_THREADS``, see `with_threads`;
-- for an interpreter in an environment of its own, what activating it would set (`activate`).
+- for an interpreter in its own environment, the variables of activating it (`activate`).
 """
 
 import os
@@ -24,17 +24,16 @@ _OF_ANOTHER_INTERPRETER = (
     "CONDA_DEFAULT_ENV",
     "CONDA_PROMPT_MODIFIER",
 )
-"""Variables that locate the library of the server's interpreter, and would mislead another one."""
+"""Variables that locate the library of the server's interpreter and would break another one."""
 _THREADS = "OMP_NUM_THREADS"
 
 
 def activate(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Return the variables of a worker that runs an environment's interpreter, as if that were active.
+    """Return the variables of a worker with an environment's interpreter, as if the environment were active.
 
-    The variables are those that Triton's python backend sets (``ParseActivationScript`` in src/pb_utils.cc), and
-    ``CONDA_PREFIX``. The worker itself calls `library_path.restore`. Of ``PYTHONPATH``, the user's entries stay and
-    those of the server's own packages go; packages of the user's home directory are excluded, too, unless
-    ``PYTHONNOUSERSITE`` is set to nothing.
+    Sets the same variables as Triton's Python backend (``ParseActivationScript`` in src/pb_utils.cc), and
+    ``CONDA_PREFIX``. The worker itself calls `library_path.restore`. ``PYTHONPATH`` keeps the user's entries and loses
+    the server's packages. User site packages are excluded unless ``PYTHONNOUSERSITE`` is set to an empty value.
     """
     variables = for_other_interpreter(inherited)
     variables["VIRTUAL_ENV"] = str(directory)
@@ -51,7 +50,7 @@ def activate(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
 
 
 def for_other_interpreter(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a worker with another interpreter than the server's, in no environment."""
+    """Return the variables of a worker with another interpreter than the server's, outside of an environment."""
     variables = dict(inherited)
     for name in _OF_ANOTHER_INTERPRETER:
         variables.pop(name, None)
@@ -66,11 +65,11 @@ def for_other_interpreter(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_threads(variables: Mapping[str, str], cpu_instances: int, cpu_threads: int) -> dict[str, str]:
-    """Limit the threads of the libraries of a model with several instances to each one's share of the cores.
+    """Limit the library threads of each of several instances to its share of the cores.
 
-    Otherwise each of them uses all cores, and n instances have n times as many threads as there are cores. OpenMP,
-    OpenBLAS, MKL, numexpr and PyTorch read this variable, and all but the first prefer one of their own: a user's
-    setting wins either way. A single instance may use all cores, as in Triton.
+    Otherwise n instances would have n times as many threads as cores. OpenMP, OpenBLAS, MKL, numexpr and PyTorch read
+    this variable; all but OpenMP prefer a variable of their own, so a user's setting takes precedence. A single
+    instance may use all cores, as in Triton.
     """
     if cpu_instances < 2 or _THREADS in variables:
         return dict(variables)
@@ -82,7 +81,7 @@ def _prefix_path(directory: Path, path: str) -> str:
 
 
 def _site_packages() -> set[str]:
-    """Return the directories of the server interpreter's installed packages."""
+    """Return the package directories of the server's interpreter."""
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     paths.update(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages"))
     return {os.path.realpath(path) for path in paths if path}

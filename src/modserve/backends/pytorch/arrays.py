@@ -1,4 +1,4 @@
-"""Arrays to tensors and back, over the same memory wherever that is safe."""
+"""Conversion between arrays and PyTorch tensors, sharing memory where that is safe."""
 
 import threading
 import warnings
@@ -22,18 +22,18 @@ _QUIET = threading.Lock()
 
 @contextmanager
 def quiet() -> Any:
-    """Suppress warnings: PyTorch reports TorchScript as deprecated at each load, and nothing here can change that."""
+    """Suppress warnings: PyTorch reports TorchScript as deprecated at each load."""
     with _QUIET, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 with quiet():
-    # It warns once of arrays that cannot be written to, which is for us to look after.
+    # Triggers PyTorch's one-time warning about read-only arrays, which this module handles itself.
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 TORCH_TYPES: dict[Datatype, Any] = {
-    datatype: getattr(torch, datatype.numpy.name)  # whose names for types are NumPy's
+    datatype: getattr(torch, datatype.numpy.name)  # PyTorch uses NumPy's type names
     for datatype in dtypes.BY_NAME.values()
     if datatype is not dtypes.BYTES
 }
@@ -41,7 +41,7 @@ DATATYPES = {torch_type: datatype for datatype, torch_type in TORCH_TYPES.items(
 
 
 def to_tensor(array: Array) -> Any:
-    """Return a tensor over the array's memory, which must stay unchanged; over a copy if not in row-major order."""
+    """Return a tensor over the array's memory, which must stay unchanged; over a copy unless in row-major order."""
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = np.array(array, order="C")
     if array.dtype == dtypes.BF16.numpy:
@@ -52,10 +52,10 @@ def to_tensor(array: Array) -> Any:
 def input_converter(
     name: str, datatype: Datatype, kind: str, *, copies: bool, cast: Any = None, device: Any = None
 ) -> Callable[[Array], object]:
-    """Return a converter of an input for the model. `kind` is that of the argument, empty if unknown.
+    """Return a converter for an input of the model. `kind` is the argument's kind, empty if unknown.
 
-    `copies`: the model writes into its inputs. `cast` is the type for floating-point tensors. Raises INVALID_ARG, and
-    so does the converter.
+    `copies`: the model writes into its inputs. `cast` is the type for floating-point tensors. Both this function and
+    the converter raise INVALID_ARG.
     """
     if datatype is dtypes.BYTES:
         if kind not in ("strings", "string", ""):
@@ -103,14 +103,14 @@ def _number(array: Array) -> bool | int | float:
 
 
 _COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
-"""True if this PyTorch counts the references to a tensor. It is no public function."""
+"""True if this PyTorch exposes reference counts of tensors, through private functions."""
 
 
 def is_shared(tensor: Any) -> bool:
-    """Return whether anything else holds the tensor or its memory: the model, another output, a constant.
+    """Return whether the model, another output or a constant also references the tensor or its memory.
 
-    The fresh result of an operator is held by nothing but the Python object, and its memory by nothing but the tensor
-    (and, while we look, by our view of it). Spares a copy: of 1 MB, 0.4 ms (benchmarks/engine_shortcuts.py).
+    The fresh result of an operator is referenced only by the Python object, and its memory only by the tensor (and by
+    the view made here). This saves a copy, 0.4 ms for 1 MB (benchmarks/engine_shortcuts.py).
     """
     if not _COUNTS:
         return True
@@ -121,8 +121,8 @@ def is_shared(tensor: Any) -> bool:
 def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Array:
     """Return an output as an array with memory that is not written to any more.
 
-    `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the server changed
-    the precision, and the configuration has the clients' type.
+    `copies`: the model may keep references to its results that cannot be detected here. `casts`: the server changed the
+    precision, so the result is converted to the configured type.
     """
     if not isinstance(value, torch.Tensor):
         return _to_array(value, datatype)

@@ -1,8 +1,8 @@
-"""Assignment of a configuration's tensors to the arguments and results of a PyTorch model.
+"""Assignment of configured tensors to the arguments and results of a PyTorch model.
 
-Three conventions, as in Triton's PyTorch backend (README of pytorch_backend; `GetNamingConvention` in
+There are three conventions, as in Triton's PyTorch backend (README of pytorch_backend; `GetNamingConvention` in
 src/pt/model_instance_state.cc, and `CallSpec` in src/pt2): the names of arguments and keys, ``NAME__index``, and the
-order of the configuration. One of them holds for all inputs, and one for all outputs. Nothing here needs PyTorch.
+order in the configuration. All inputs follow one convention, and all outputs one. Does not import PyTorch.
 """
 
 import json
@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 from modserve.core.errors import invalid
 
 Path: TypeAlias = tuple[int | str, ...]
-"""Path to a tensor: indices of tuples and lists, keys of dictionaries, from the outside in."""
+"""Path to a tensor: indices of tuples and lists and keys of dictionaries, outermost first."""
 Template: TypeAlias = Any
-"""The arguments of a call with the names of inputs in place of tensors: a name, or a tuple, list or dict of such."""
+"""Call arguments with input names in place of tensors: a name, or a tuple, list or dict of templates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """An input or output tensor of a model. `names` are its possible names, the best one first."""
+    """An input or output tensor of a model. `names` are its possible names, the preferred one first."""
 
     path: Path
     names: tuple[str, ...]
@@ -32,8 +32,8 @@ class ProgramTensor:
 class Argument:
     """An argument of a model's ``forward``.
 
-    `kind` is ``tensor``, ``strings`` (a list of them), ``number``, ``string``, ``list`` or ``dict`` (of tensors, as
-    many as are configured), ``tuple`` (of `size` tensors), or empty if no tensor can replace it.
+    `kind` is ``tensor``, ``strings`` (a list of strings), ``number``, ``string``, ``list`` or ``dict`` (of any number
+    of tensors), ``tuple`` (of `size` tensors), or empty if no tensor can be passed.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A structure of tensors: `kind` is ``leaf``, ``tuple``, ``list`` or ``dict``, the last with `keys`."""
+    """A nested structure of tensors. `kind` is ``leaf``, ``tuple``, ``list`` or ``dict`` (with `keys`)."""
 
     kind: str
     keys: tuple[int | str, ...] = ()
     children: tuple["Structure", ...] = field(default=())
 
     def paths(self, before: Path = ()) -> list[Path]:
-        """Return the paths of its leaves, in order."""
+        """Return the paths of the leaves, in order."""
         if self.kind == "leaf":
             return [before]
         return [path for key, node in self.items for path in node.paths((*before, key))]
@@ -62,7 +62,7 @@ class Structure:
         return zip(self.keys, self.children, strict=True)
 
     def template(self, leaves: Iterator[str]) -> Template:
-        """Return this structure with each leaf replaced by its name."""
+        """Return this structure with each leaf replaced by the next of `leaves`."""
         if self.kind == "leaf":
             return next(leaves)
         parts = [node.template(leaves) for node in self.children]
@@ -81,7 +81,7 @@ _KINDS = {
 
 
 def parse_structure(text: str) -> Structure:
-    """Parse PyTorch's text of a structure (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for others."""
+    """Parse a serialised structure (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for unknown ones."""
     return _node(json.loads(text)[1])
 
 
@@ -103,18 +103,18 @@ def _node(value: Mapping[str, Any]) -> Structure:
 
 
 def name_part(root: str, path: Iterable[int | str]) -> str:
-    """Return ``root[2][key]``, Triton's name of a part of a structure."""
+    """Return Triton's name for a part of a structure, ``root[2][key]``."""
     return root + "".join([f"[{key}]" for key in path])
 
 
 def index_of(name: str) -> int | None:
-    """Return the number after the first ``__``, if there is nothing else."""
+    """Return the number after the first ``__``; None if anything else follows it."""
     digits = name.partition("__")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else None
 
 
 class OnceLog:
-    """Log of notes, each one once, although every instance of a model binds the same names."""
+    """Log that writes each note once, although every instance of a model binds the same names."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -133,10 +133,10 @@ def bind(
     slots: Sequence[ProgramTensor],
     on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
-    """Return the index in `slots` of each of `names`. `direction` is ``input`` or ``output``.
+    """Return the index in `slots` for each of `names`. `direction` is ``input`` or ``output``.
 
-    Several outputs may be the same result. `on_order` is called if no name matches and the order counts; without
-    it that is an error. Raises INVALID_ARG.
+    Several outputs may refer to the same result. `on_order` is called if no name matches, so that tensors are assigned
+    in order; without it that is an error. Raises INVALID_ARG.
     """
     aliases = {alias: place for place, slot in enumerate(slots) for alias in slot.names}
     indices = [index_of(name) for name in names]
@@ -170,9 +170,9 @@ def bind(
 
 
 def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
-    """Return the tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
+    """Return the tensors accepted by the arguments of a ``forward``, for configured inputs with these names.
 
-    A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
+    A path begins with the argument's number. Raises INVALID_ARG if no tensor can be passed as one of the arguments.
     """
     if len(arguments) == 1 and arguments[0].kind == "dict":
         prefix = f"{arguments[0].name}["
@@ -211,7 +211,7 @@ def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[st
 def bind_arguments(
     label: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
 ) -> list[tuple[Argument, Template]]:
-    """Return each argument's value, in order; arguments without one are left out. Raises INVALID_ARG."""
+    """Return the values of the arguments in order, without arguments that have none. Raises INVALID_ARG."""
     slots = argument_slots(label, arguments, names)
     places = bind(label, "input", names, slots, on_order)
     by_place = {place: name for name, place in places.items()}
@@ -237,9 +237,9 @@ def _assemble(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
 
 
 def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[ProgramTensor]:
-    """Return the tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
+    """Return the tensors of an exported or compiled program; `inputs` is a tuple of arguments and keywords.
 
-    `argument_names` are those of its ``forward``, where they are known.
+    `argument_names` are the argument names of its ``forward``, if known.
     """
     arguments, keywords = inputs.children
     slots = []
@@ -255,7 +255,7 @@ def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> lis
 
 
 def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
-    """Return the tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
+    """Return the tensors of a result, named ``RESULT``, ``RESULT[0]``, ``RESULT[key]`` or the dictionary's ``key``."""
     return [
         ProgramTensor(path, (name_part(path[0], path[1:]), name_part("RESULT", path)))
         if path and isinstance(path[0], str)
@@ -265,13 +265,13 @@ def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
 
 
 def bind_results(label: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
-    """Return each output's leaf of the result. The order counts only if there are no keys. Raises INVALID_ARG."""
+    """Return the index of each output's leaf. Order is used only for results without keys. Raises INVALID_ARG."""
     keyed = any(isinstance(key, str) for path in paths for key in path)
     return bind(label, "output", names, result_slots(paths), None if keyed else lambda _: None)
 
 
 def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
-    """Yield the leaves of a model's result. A list of strings is one; so is an empty list, which may be of strings."""
+    """Yield the leaves of a model's result. A list of strings is one leaf, and so is an empty list."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from flatten(part, (*path, str(key)))
@@ -283,7 +283,7 @@ def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def fill(template: Template, values: Mapping[str, object]) -> Any:
-    """Replace the names in a template by values. Raises KeyError for a missing one."""
+    """Replace the names in a template with values. Raises KeyError for a missing value."""
     if type(template) is str:
         return values[template]
     if type(template) is dict:

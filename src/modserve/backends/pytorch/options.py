@@ -1,7 +1,7 @@
 """Options of the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
 
-The names are those of Triton's PyTorch backend (its README; `ModelState::ParseParameters` in src/pt/model_state.cc;
-src/model.py), and a few of our own. Each is acted on, or a warning says why it is not. Nothing here needs PyTorch.
+Parameter names follow Triton's PyTorch backend (its README; `ModelState::ParseParameters` in src/pt/model_state.cc;
+src/model.py), with a few additions. A warning explains each parameter without effect. Does not import PyTorch.
 """
 
 import json
@@ -18,7 +18,7 @@ from .archive import Form
 BACKEND_OPTIONS: Mapping[str, str] = {MAX_BATCH_SIZE: ""}
 
 RUNTIME_MODEL = "model.py"
-"""The value of ``runtime`` for a class in Python."""
+"""Value of ``runtime`` for a Python class."""
 
 PRECISIONS = {
     "fp32": "float32",
@@ -28,7 +28,7 @@ PRECISIONS = {
     "fp16": "float16",
     "float16": "float16",
 }
-"""PyTorch's names of types by the users' names."""
+"""Users' type names → PyTorch's type names."""
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 COMPILE = "TORCH_COMPILE"
@@ -36,7 +36,7 @@ COMPILE_PARAMETERS = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _COMPILE_KEYS = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
 
 JIT_MODES = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
-"""Settings of TorchScript that hold for the whole process."""
+"""Process-wide settings of TorchScript."""
 _OF_TORCHSCRIPT = (*JIT_MODES, "DISABLE_OPTIMIZED_EXECUTION", "OPTIMIZE_FOR_INFERENCE")
 _OF_GPUS = ("DISABLE_CUDNN", "ENABLE_CACHE_CLEANING")
 _THREADS = ("INTRA_OP_THREAD_COUNT", "NUM_THREADS")
@@ -63,7 +63,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class PyTorchOptions:
-    """A model's parameters, read."""
+    """Parsed parameters of a model."""
 
     optimized_execution: bool = True
     optimize_for_inference: bool = False
@@ -71,15 +71,15 @@ class PyTorchOptions:
     cudnn: bool = True
     cache_cleaning: bool = False
     weight_sharing: bool | None = None
-    """None: share unless the model changes itself."""
+    """None: share weights unless executions change the model."""
     threads: int = 0
     """Threads of each instance; 0: the server's setting."""
     inter_op_threads: int = 0
-    """Threads of the process; 0: unchanged."""
+    """Inter-op threads of the process; 0: unchanged."""
     precision: str = ""
-    """PyTorch's name of the type that weights and floating-point inputs are converted to; empty: they stay."""
+    """PyTorch type for weights and floating-point inputs; empty: unchanged."""
     autocast: str = ""
-    """PyTorch's name of the type that single operators may choose; empty: none."""
+    """PyTorch type for autocast of single operators; empty: no autocast."""
     jit_modes: Mapping[str, bool] = field(default_factory=dict)
     compile: Mapping[str, Any] | None = None
     """Keywords of ``torch.compile``; None: the model is not compiled."""
@@ -87,7 +87,7 @@ class PyTorchOptions:
 
     @property
     def served_precision(self) -> str:
-        """Precision, for people."""
+        """Precision for reports."""
         return _SHORT[self.precision or self.autocast or "float32"]
 
 
@@ -124,7 +124,7 @@ def read(config: ModelConfig) -> PyTorchOptions:
 
 
 def warnings(config: ModelConfig, form: Form, gpus: int) -> list[str]:
-    """Return warnings about parameters of a model, or its ``runtime``, that have no effect, with reasons."""
+    """Return warnings about parameters, or a ``runtime``, without effect, with reasons."""
     notes = [f"model '{config.name}': parameter '{key}' has no effect: {why}" for key, why in _idle(config, form, gpus)]
     if config.runtime not in ("", RUNTIME_MODEL):
         notes.append(

@@ -1,4 +1,4 @@
-"""The interface of a loaded model in the ``pytorch`` backend, for every form of model file."""
+"""Interface of a model in the ``pytorch`` backend, for every form of model file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from .archive import Form
 from .naming import Path
 
 Run = Callable[[Mapping[str, Any]], Any]
-"""Runs a model on tensors under the names of the configuration's inputs."""
+"""Runs a model on tensors by configured input name."""
 
 
 @dataclass(frozen=True)
 class LoadedProgram:
     """A model in memory, for one instance or several.
 
-    `kinds` are those of arguments, by the names of inputs (`naming.Argument`). `writes_inputs` and `holds_outputs`: the
-    model may change its inputs, and its former results. `paths` of results, if they are known already, and `flat`: it
-    returns a list of just these.
+    `kinds` maps inputs to argument kinds (`naming.Argument`). With `writes_inputs` the model may change its inputs, and
+    with `holds_outputs` its former results. `paths` are the results' paths if known, and `flat` means that the model
+    returns a list of exactly these.
     """
 
     run: Run
@@ -33,17 +33,17 @@ class LoadedProgram:
 
 
 class TorchProgram(Protocol):
-    """A model file that was opened."""
+    """An open model file."""
 
     form: Form
     stateful: bool
-    """Executions change the model, so that instances may not share it."""
+    """True if executions change the model, so that instances cannot share it."""
 
     def describe(self) -> ModelDescription | None:
         """Return the file's inputs and outputs. Raises INVALID_ARG if the configuration must name them."""
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
-        """Load for an instance on a device (None: the model decides). `fresh`: with a state of its own."""
+        """Load the model for an instance on a device (None: the model decides). `fresh`: with its own state."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""

@@ -1,6 +1,6 @@
-"""A class in ``model.py`` with weights next to it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
+"""A class in ``model.py`` with separate weights, as in Triton with ``runtime: "model.py"`` (src/model.py there).
 
-The file runs in the server's process: the operator trusts it, like the code of Python models.
+The file runs in the server's process and must be trusted, like the code of Python models.
 """
 
 import importlib.util
@@ -30,14 +30,14 @@ from .program import LoadedProgram
 _log = logging.getLogger(__name__)
 
 _NUMBERS = {int: "number", float: "number", bool: "number", str: "string", list[str]: "strings"}
-"""Annotations for which there is no tensor."""
+"""Annotations of arguments that are not tensors → argument kind."""
 _TEXTS = {str(kind).replace("<class '", "").replace("'>", ""): value for kind, value in _NUMBERS.items()}
 _numbers = itertools.count()
 
 
 class PythonClass:
     form = Form.CLASS
-    stateful = True  # nobody can tell
+    stateful = True  # assumed, since it cannot be detected
 
     def __init__(self, source: ModelSource, options: PyTorchOptions, file: Path) -> None:
         self._source = source
@@ -51,7 +51,7 @@ class PythonClass:
         self._defaults = _defaults(self._class)
         self._note = OnceLog(_log)
         self._first: dict[Any, Any] = {}
-        """Module of the first instance, by device. The others share its parameters."""
+        """Module of the first instance on each device. Other instances share its parameters."""
 
     def describe(self) -> ModelDescription | None:
         if self._source.config.inputs and self._source.config.outputs:
@@ -88,7 +88,7 @@ class PythonClass:
                     if argument.required:
                         raise invalid(f"the model needs input {error}, but the request does not have it") from None
                     continue
-                # What comes in ``*args`` lets nothing before it be passed by name: what was left out has its default.
+                # Arguments before ``*args`` cannot be passed by name, so omitted ones get their default.
                 arguments += defaults[len(arguments) : max(0, argument.size)]
                 if len(arguments) == argument.size and not keywords:
                     arguments.append(value)
@@ -106,7 +106,7 @@ class PythonClass:
         sys.modules.pop(self._module.__name__, None)
 
     def _new(self, device: Any) -> Any:
-        """Make an object of the class, with its weights."""
+        """Create an object of the class and load its weights."""
         module = self._make_module()
         if self._weights.exists():
             try:
@@ -124,7 +124,7 @@ class PythonClass:
         return module.eval()
 
     def _sibling(self, first: Any, device: Any) -> Any:
-        """Make another one, over the same parameters, with buffers of its own."""
+        """Create another object that shares the parameters but has its own buffers."""
         module = self._make_module()
         parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
         state = {
@@ -132,7 +132,7 @@ class PythonClass:
             for name, value in first.state_dict(keep_vars=True).items()
         }
         module.load_state_dict(state, assign=True)
-        # Buffers that are not saved were made by the class itself, on the CPU and in its own precision.
+        # The class creates non-persistent buffers itself, on the CPU and in its own precision.
         for name, buffer in first.named_buffers():
             if name not in state:
                 owner, _, attribute = name.rpartition(".")
@@ -165,7 +165,7 @@ def _import(label: str, file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise invalid(f"{label}: '{file}' is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # as an import does: dataclasses and torch.compile look there
+    sys.modules[name] = module  # as in an import: dataclasses and torch.compile need it
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -175,7 +175,7 @@ def _import(label: str, file: Path) -> ModuleType:
 
 
 def _choose_class(label: str, module: ModuleType, requested: str, file: Path) -> Any:
-    """Return the class to serve: by name, or as Triton chooses, but never one that the file imports."""
+    """Return the class to serve: by name, or chosen as in Triton, but never an imported class."""
     classes = {
         name: value
         for name, value in sorted(vars(module).items())
@@ -203,7 +203,7 @@ def _choose_class(label: str, module: ModuleType, requested: str, file: Path) ->
 
 
 def _defaults(class_: Any) -> list[Any]:
-    """Return the defaults of all arguments that can be passed by position, including arguments without one."""
+    """Return the defaults of all positional arguments, including arguments without a default."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = list(inspect.signature(class_.forward).parameters.values())[1:]
     return [parameter.default for parameter in parameters if parameter.kind in kinds]
@@ -220,7 +220,7 @@ def _arguments(class_: Any) -> list[Argument]:
         kind = kind or _TEXTS.get(text) or ("dict" if text.startswith(("dict[", "typing.Dict[")) else "tensor")
         if parameter.kind is parameter.VAR_POSITIONAL:
             kind = "rest"
-        # `size` is the place of an argument that need not be passed by its name.
+        # `size` is the position of an argument that can be passed by position.
         size = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
         required = parameter.default is parameter.empty and kind != "rest"
         arguments.append(Argument(parameter.name, kind, text, required, size))

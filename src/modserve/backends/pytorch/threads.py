@@ -1,7 +1,7 @@
-"""Thread counts for operators. PyTorch has one number for each thread that calls it, and a few for the process.
+"""Thread counts for operators: one for each thread that calls PyTorch, and process-wide settings.
 
-PyTorch's pool is OpenMP's: ``torch.set_num_threads`` sets the number for the calling thread, and for threads that have
-not called PyTorch yet (aten/src/ATen/ParallelOpenMP.cpp). Each calling thread has workers of its own.
+PyTorch uses OpenMP's threads: ``torch.set_num_threads`` applies to the calling thread and to threads that have not
+called PyTorch yet (aten/src/ATen/ParallelOpenMP.cpp). Each calling thread has its own workers.
 """
 
 import logging
@@ -15,16 +15,15 @@ import torch
 _log = logging.getLogger(__name__)
 
 _CALM = 8
-"""Number of executions in a row, none at the same time as another, after which clients seem to come one by one."""
+"""Consecutive executions without overlap after which requests are taken to be sequential."""
 
 
 class SharedThreads:
-    """Threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
+    """Thread counts of a model's instances: `own` for each, or the threads of all for an instance that runs alone.
 
-    It is always the first one, because libgomp's workers spin for a while before they sleep only as long as a process
-    has no more of them than cores, those that have nothing to do included (libgomp: throttled spinning, in wait.h).
-    And it has them only while no two executions meet: workers that spin while another thread has their core stop
-    the whole team.
+    Only the first instance gets all threads. libgomp's workers spin before they sleep only while the process has no
+    more workers than cores, idle ones included (libgomp: throttled spinning, in wait.h). It gets them only while
+    executions do not overlap: a worker without a core stalls its whole team.
     """
 
     def __init__(self, own: int, instances: int) -> None:
@@ -33,7 +32,7 @@ class SharedThreads:
         self._lock = threading.Lock()
         self._running = 0
         self._alone = _CALM
-        """The executions since two of them met."""
+        """Executions since the last overlap."""
         self._instances: list[InstanceThreads] = []
 
     def enter(self, instance: "InstanceThreads") -> int:
@@ -57,7 +56,7 @@ class SharedThreads:
 
 
 class InstanceThreads:
-    """Threads of one instance. Entered by the executing thread for the time of the execution."""
+    """Thread count of one instance. The executing thread enters it for each execution."""
 
     def __init__(self, shared: SharedThreads) -> None:
         self._shared = shared
@@ -79,7 +78,7 @@ class InstanceThreads:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit a thread that executes no model to itself: it leaves no workers behind, which would count for libgomp."""
+    """Limit a thread that executes no model to one thread, as leftover workers would count for libgomp."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,7 +88,7 @@ def one_thread() -> Iterator[None]:
 
 
 class ProcessModes:
-    """Settings that PyTorch has once in a process. The first model that sets one decides, as far as it can."""
+    """Process-wide settings of PyTorch. The first model that sets one decides."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,7 +114,7 @@ class ProcessModes:
                     continue
                 try:
                     _SETTERS[key](value)
-                except RuntimeError:  # its threads run already
+                except RuntimeError:  # the threads have already started
                     _log.warning(
                         "%s: parameter '%s' has no effect: PyTorch accepts it only before the first execution",
                         label,

@@ -1,9 +1,9 @@
 """Forests of scikit-learn on ONNX Runtime: a row takes microseconds, not the milliseconds of scikit-learn.
 
-scikit-learn's trees compare FP32 features with FP64 thresholds; so do the models made here, exactly. Those of
-HistGradientBoosting compare FP64 features: only types that FP32 holds exactly are computed here. Sums of leaves are
-FP32, so that probabilities may differ by a millionth or less. Used only where results for samples agree. A row of a
-random forest takes 7 µs in place of 3,353 (benchmarks/trees.py).
+scikit-learn's trees compare FP32 features with FP64 thresholds, and the converted models do exactly the same.
+HistGradientBoosting compares FP64 features, so only types with an exact FP32 representation are computed here. Leaf
+sums are FP32: probabilities may differ by a millionth or less. A forest is used only if results for samples agree. A
+row of a random forest takes 7 µs instead of 3,353 (benchmarks/trees.py).
 """
 
 import logging
@@ -30,9 +30,9 @@ _REGRESSORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AcceleratedForest:
-    """A forest. `classes` are the labels of a classifier, None for a regressor; `predictor` is one of ``fil``.
+    """A forest. `classes` are a classifier's labels, None for a regressor; `predictor` comes from ``fil``.
 
-    `double`: the estimator compares features as FP64.
+    `double`: the estimator compares FP64 features.
     """
 
     predictor: Any
@@ -44,13 +44,13 @@ class AcceleratedForest:
         return method == "predict" or (self.classes is not None and method == "predict_proba")
 
     def compute(self, method: str, rows: Any) -> Array | None:
-        """Compute a method of the estimator, as `shapes.as_tensor`; returns None if the estimator itself must."""
+        """Compute a method of the estimator, in the form of `shapes.as_tensor`; None if only the estimator can."""
         if not self.computes(method):
             return None
         if not isinstance(rows, np.ndarray) or not _computable(rows.dtype, self.double):
             return None
         features = np.ascontiguousarray(rows, np.float32)
-        if not np.isfinite(features).all():  # several estimators refuse these, each by rules of its own
+        if not np.isfinite(features).all():  # estimators differ in which of these they reject
             return None
         numbers: Array = self.predictor(features)
         if self.classes is None:
@@ -64,7 +64,7 @@ class AcceleratedForest:
 
 
 def computable(estimator: Any, dtype: np.dtype[Any]) -> bool:
-    """Return True if features of this type can be computed here without loss of precision."""
+    """Return True if features of this type can be computed without loss of precision."""
     return _computable(dtype, _double(estimator))
 
 
@@ -79,7 +79,7 @@ def _double(estimator: Any) -> bool:
 
 
 def accelerate(estimator: Any, threads: int) -> AcceleratedForest | None:
-    """Convert a forest. None if it is none, has several outputs or categories, or if Treelite is not installed."""
+    """Convert a forest; None if not a forest, with several outputs or categories, or without Treelite."""
     kind = type(estimator).__name__
     if not type(estimator).__module__.startswith("sklearn.ensemble.") or kind not in _CLASSIFIERS | _REGRESSORS:
         return None
@@ -90,7 +90,7 @@ def accelerate(estimator: Any, threads: int) -> AcceleratedForest | None:
         return None
     try:
         return _convert(estimator, threads)
-    except Exception as error:  # Treelite lags behind scikit-learn, or cannot be imported: nothing is lost
+    except Exception as error:  # Treelite is older than scikit-learn or cannot be imported; scikit-learn runs instead
         _log.info("a %s runs on scikit-learn, because Treelite cannot load it: %s", kind, error)
         return None
 

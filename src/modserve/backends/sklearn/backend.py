@@ -1,8 +1,8 @@
 """The ``sklearn`` backend: estimators and pipelines of scikit-learn, from skops files or, if allowed, from pickles.
 
-An output is a method of the estimator: ``predict``, ``predict_proba``, … Only requested outputs
-are computed. Forests run on ONNX Runtime (`acceleration`), which takes microseconds where scikit-learn takes
-milliseconds; everything else is the estimator itself, which all instances share.
+An output is a method of the estimator: ``predict``, ``predict_proba``, … Only requested outputs are computed. Forests
+run on ONNX Runtime (`acceleration`), in microseconds instead of milliseconds. Other estimators run themselves and are
+shared by all instances.
 """
 
 import logging
@@ -30,12 +30,12 @@ from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_o
 
 _log = logging.getLogger(__name__)
 
-# An estimator that was trained with a frame of named columns says so at each row that comes without: as all do here.
+# Estimators trained on named columns warn at each row without names, and rows have none here.
 python_warnings.filterwarnings("ignore", message="X does not have valid feature names", category=UserWarning)
 
 _DEFAULT_MAX_BATCH_SIZE = 1024
 _DEFAULT_METHODS = ("predict", "predict_proba"), ("transform",), ("decision_function",), ("score_samples",)
-"""Default outputs for a configuration without any: the methods of the first line of which the estimator has one."""
+"""Default outputs: the available methods of the first tuple of which the estimator has any."""
 
 
 class SklearnBackend:
@@ -51,7 +51,7 @@ class SklearnBackend:
         return f"'{path.name}' is a pickle, and loading a pickle runs its code" if path.suffix in PICKLES else ""
 
     def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
-        """Return the reason why `open` would refuse a file, without loading it; None if it shows none."""
+        """Return the error with which `open` would refuse a file, without loading it; None if not detected."""
         try:
             check(path, config.name, options.permissions(backend_options))
         except ModserveError as error:
@@ -65,7 +65,7 @@ class SklearnBackend:
 
 
 class SklearnModel:
-    """An open estimator. `any_thread`: no library that it calls keeps a number of threads for each thread."""
+    """An open estimator. `any_thread`: none of its libraries has thread counts per calling thread."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -90,7 +90,7 @@ class SklearnModel:
         self.any_thread = self._accelerated is not None
 
     def describe(self) -> ModelDescription | None:
-        """Describe the model by a trial. None if it does not know its features, or fails with all zeros."""
+        """Describe the model by a trial; None if its features are unknown or the trial with zeros fails."""
         config, features = self._source.config, self._features
         rows = sample(features, 2)
         if rows is None:
@@ -103,7 +103,7 @@ class SklearnModel:
                 outputs.append(_apply_type(output, config.outputs_by_name.get(name)))
             except ModserveError:
                 raise
-            except Exception as error:  # the estimator's own
+            except Exception as error:  # raised by the estimator
                 text = "model '%s': '%s' fails with an input of zeros: %s; the configuration is not completed"
                 _log.warning(text, config.name, method, error)
                 return None
@@ -111,7 +111,7 @@ class SklearnModel:
         return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
 
     def _outputs(self, config: ModelConfig) -> dict[str, str]:
-        """Return the outputs: output → method."""
+        """Return the method of each output."""
         estimator, names = self._estimator, config.output_names
         if names:
             methods = {name: self._method if self._method and name not in METHODS else name for name in names}
@@ -155,7 +155,7 @@ class SklearnModel:
 
 
 def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) -> tuple[DescribedTensor, ...]:
-    """Accept any name and any type of numbers for a single input, and -1 for the number of features."""
+    """Accept any name and numeric type for a single input, and -1 for the number of features."""
     if len(described) != 1 or len(config.inputs) != 1:
         return described
     spec, (tensor,) = config.inputs[0], described
@@ -164,17 +164,17 @@ def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) 
 
 
 def _apply_type(tensor: DescribedTensor, spec: TensorSpec | None) -> DescribedTensor:
-    """Return the tensor with the configured type of numbers, into which they are converted."""
+    """Return the tensor with the configured numeric type."""
     if spec is None or (spec.datatype is dtypes.BYTES) != (tensor.datatype is dtypes.BYTES):
         return tensor
     return DescribedTensor(tensor.name, spec.datatype, tensor.shape)
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:
-    """Limit estimators that start jobs for each call to the instance's threads."""
+    """Limit the parallel jobs of an estimator to the instance's threads."""
     try:
         jobs = {key: value for key, value in estimator.get_params().items() if key.rpartition("__")[2] == "n_jobs"}
-    except Exception as error:  # foreign estimators need not have it, and some fail
+    except Exception as error:  # third-party estimators may lack it or fail
         _log.debug("cannot read the parameters of %s: %s", type(estimator).__name__, error)
         return
     limited = {key: threads for key, value in jobs.items() if value is not None and not 0 < value <= threads}
@@ -183,7 +183,7 @@ def _limit_jobs(estimator: Any, threads: int) -> None:
 
 
 class SklearnInstance:
-    """An instance. `data_dependent` unless ONNX Runtime computes all its outputs, for any numbers."""
+    """An instance. `data_dependent` unless ONNX Runtime computes all outputs for all inputs."""
 
     def __init__(
         self,
@@ -203,14 +203,14 @@ class SklearnInstance:
         self._limited = False
         self._fast = fast
         self._controller = None if fast is None else threadpoolctl.ThreadpoolController()
-        # Numbers that are not finite go to the estimator, which takes far longer: only whole numbers never are.
+        # Non-finite numbers go to the estimator, which takes far longer. Only integers are always finite.
         whole = fast is not None and all(spec.datatype.numpy.kind in "iub" for spec in config.inputs)
         self.data_dependent = not (whole and fast and all(map(fast.computes, methods.values())))
         self._frame = features.columns is not None or len(config.inputs) > 1
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         if not self._limited and self._fast is None:
-            # OpenMP has a number of threads for each thread that calls it: this concerns nobody else.
+            # OpenMP's limit applies to the calling thread only, so no other thread is affected.
             threadpoolctl.threadpool_limits(self._threads, user_api="openmp")
             self._limited = True
         rows = self._rows(inputs)
@@ -220,13 +220,13 @@ class SklearnInstance:
             try:
                 fast = self._fast.compute(method, rows) if self._fast is not None else None
                 result = self._slow(method, rows) if fast is None else fast
-            except (ValueError, TypeError, KeyError) as error:  # how estimators refuse what does not fit
+            except (ValueError, TypeError, KeyError) as error:  # estimators reject unsuitable input with these
                 raise refused("scikit-learn", " ".join(str(error).split())) from None
             values[name] = result.astype(self._types.get(name, result.dtype), copy=False)
         return values
 
     def _slow(self, method: str, rows: Any) -> Array:
-        """Compute by the estimator. If several threads may call this, each is limited for the call."""
+        """Compute with the estimator. If several threads may call this, threads are limited for each call."""
         if self._controller is None:
             return as_tensor(method, getattr(self._estimator, method)(rows))
         with self._controller.limit(limits=self._threads, user_api="openmp"):

@@ -1,11 +1,11 @@
-"""TensorFlow itself: sessions, and the instances that run them.
+"""TensorFlow sessions, and the instances that run them.
 
-A session of TensorFlow 1's kind runs every SavedModel and frozen graph, also those of TensorFlow 2, as TensorFlow
-Serving and Triton do: with it go the signature, the tag, the operations that initialise a graph, and the numbers of
-threads of each model. It takes numpy arrays and gives them, and may be run from several threads at once.
+Every SavedModel and frozen graph, including TensorFlow 2's, runs in a session of TensorFlow 1, as in TensorFlow Serving
+and Triton. A session supports the signature, the tag, initialisation operations, and thread counts of each model. It
+accepts and returns numpy arrays, and several threads may run it at once.
 
-A process has one set of threads that work on one operator, made with the first session,
-and one set that runs operators side by side for sessions without threads of their own.
+A process has one intra-op thread pool, created with the first session, and one inter-op pool for sessions without their
+own.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# 3: only what ends the process. What fails comes as an exception, too.
+# 3: fatal messages only. Other failures also raise an exception.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
@@ -38,10 +38,10 @@ from .options import IN_CALLER, TensorFlowOptions, find_saved_model, read_option
 _log = logging.getLogger(__name__)
 
 _ALIGNMENT = 64
-"""Bytes. TensorFlow reads arrays that begin at a multiple of it where they are, and copies others."""
+"""Alignment in bytes of arrays that TensorFlow reads in place. It copies others."""
 _WORTH_ALIGNING = 16 * 1024
 _MOST_CALLS = 64
-"""Limit of the sets of inputs and outputs for which an instance keeps TensorFlow's prepared calls."""
+"""Limit of an instance's cached callables, one for each set of inputs and outputs."""
 _NO_OPERATOR = (
     "This TensorFlow does not have that operator; if a library has it, name it in model_operations "
     "{ op_library_filename: … }."
@@ -54,28 +54,28 @@ _LOAD_HINTS = {
     "checkpoint": "The weights in its folder 'variables' are incomplete or belong to another model.",
     "Data loss": "The weights in its folder 'variables' are truncated.",
 }
-"""Explanations of TensorFlow's messages, by a part of the message; the first one counts."""
+"""Part of a message of TensorFlow → explanation. The first match counts."""
 _GRAPH_LEVELS = {
     -1: config_pb2.OptimizerOptions.OFF,
     1: config_pb2.OptimizerOptions.ON_1,
     2: config_pb2.OptimizerOptions.ON_2,
 }
-"""``optimization.graph.level`` → XLA, as in Triton, where all above 1 is the highest level."""
+"""``optimization.graph.level`` → XLA level, as in Triton, where levels above 1 are the highest."""
 
 Call = Callable[..., Sequence[Array]]
 Load = Callable[[Any], object]
-"""Fills the default graph, for a session."""
+"""Loads the model into the default graph, for a session."""
 
 
 class _Deprecations(logging.Filter):
-    """Filter for TensorFlow's advice to programmers, which is useless to operators of a server."""
+    """Filter for TensorFlow's deprecation warnings, which concern programmers, not operators."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "deprecated" not in record.getMessage()
 
 
 def _log_as_we_do() -> None:
-    """Send TensorFlow's Python log to the server's log instead of standard error."""
+    """Redirect TensorFlow's Python log from standard error to the server's log."""
     log = tf.get_logger()
     for handler in list(log.handlers):
         log.removeHandler(handler)
@@ -109,7 +109,7 @@ class TensorFlowEngine:
 
 
 def _load_operators(name: str, source: ModelSource) -> None:
-    """Add the operators of a library, for all models of the process, as TensorFlow does. Raises INVALID_ARG."""
+    """Load a library of operators, for all models of the process. Raises INVALID_ARG."""
     try:
         tf.load_op_library(library_path(name, source))
     except (tf.errors.OpError, RuntimeError) as error:
@@ -122,14 +122,14 @@ def _load_operators(name: str, source: ModelSource) -> None:
 
 
 class _ProcessThreads:
-    """Threads that work on one operator: the first model sets their number, for all models."""
+    """Process-wide intra-op threads. The first model sets their number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._first: tuple[str, int] | None = None
 
     def claim(self, model: str, count: int) -> str:
-        """Return a warning if there are already fewer or more than the model's parameter asks for."""
+        """Return a warning if the number is already fixed and differs from the model's parameter."""
         with self._lock:
             first, number = self._first = self._first or (model, count)
         if number == count:
@@ -162,12 +162,12 @@ class TensorFlowModel:
             self._signature = None
             self._load = lambda _: tf.import_graph_def(graph, name="")
         first = source.placements[0] if source.placements else Placement(InstanceKind.CPU)
-        session = self._session(first, 0)  # also shows that the file is good
+        session = self._session(first, 0)  # also validates the file
         if self._signature is None:
             self._signature = graphs.signature_of_graph(self._graph, session.graph, source.config)
         self._data_dependent = graphs.depends_on_data(self._graph, self._signature.outputs.values())
         if directory is not None:
-            self._graph = type(self._graph)()  # no longer needed, and may be large
+            self._graph = type(self._graph)()  # frees the graph, which may be large
 
     @property
     def signature(self) -> graphs.GraphSignature:
@@ -222,7 +222,7 @@ _PRECISIONS = {dtypes.BF16: "bf16", dtypes.FP16: "fp16", dtypes.FP64: "fp64"}
 
 
 class _Session:
-    """A loaded graph that several instances may run at once."""
+    """A loaded graph. Several instances may run it at once."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class _Session:
         except ModserveError:
             self._session.close()
             raise
-        except Exception as error:  # also ValueError, OSError and KeyError, by what is wrong with the file
+        except Exception as error:  # depending on the file's fault, also ValueError, OSError and KeyError
             self._session.close()
             text = _text(error)
             hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
@@ -251,9 +251,9 @@ class _Session:
             raise invalid(f"failed to load model '{name}' from '{path}': {reason}") from error
 
     def call(self, feeds: Sequence[str], fetches: Sequence[str]) -> Call:
-        """Return a callable for the graph: from arrays by `feeds` to arrays by `fetches`, tensor names in order."""
+        """Return a callable that maps arrays for the tensors `feeds` to arrays of the tensors `fetches`, in order."""
         prepare = getattr(self._session, "_make_callable_from_options", None)
-        if prepare is not None:  # ten times quicker for small graphs; Keras has used it since 2018
+        if prepare is not None:  # ten times faster for small graphs; used by Keras since 2018
             options = config_pb2.CallableOptions(feed=feeds, fetch=fetches)
             call: Call = prepare(options)
             return call
@@ -299,7 +299,7 @@ def _session_settings(config: ModelConfig, options: TensorFlowOptions, placement
 
 
 def _device(placement: Placement, gpus: int) -> str | None:
-    """Return the device for operators that name none; None leaves it to TensorFlow."""
+    """Return the device for operators without one; None leaves the choice to TensorFlow."""
     return f"/GPU:{placement.device}" if gpus and placement.kind is InstanceKind.GPU else None
 
 
@@ -324,7 +324,7 @@ class TensorFlowInstance:
             raise refused("TensorFlow", _text(error)) from None
 
     def allocate(self, name: str, datatype: Datatype, shape: Shape) -> Array | None:
-        """Allocate memory that TensorFlow need not copy."""
+        """Allocate memory that TensorFlow reads in place."""
         size = int(np.prod(shape)) * datatype.size
         if size < _WORTH_ALIGNING:
             return None
@@ -344,7 +344,7 @@ class TensorFlowInstance:
 
 
 def _text(error: Exception) -> str:
-    """Return the first lines of TensorFlow's message: the rest is the place in its own source, and in the graph."""
+    """Return the first lines of TensorFlow's message, without locations in its source and in the graph."""
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     lines = text.split("\n\n")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip() and not line.startswith("\t"))

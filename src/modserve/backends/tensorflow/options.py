@@ -1,7 +1,7 @@
 """Options of the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
 
-The names are those of Triton's TensorFlow backend (its README, and ``ModelState::ParseParameters`` in
-src/tensorflow.cc); ALLOW_SOFT_PLACEMENT is the model's own value of the backend option. Needs no TensorFlow.
+Parameter names follow Triton's TensorFlow backend (its README, and ``ModelState::ParseParameters`` in
+src/tensorflow.cc). ALLOW_SOFT_PLACEMENT overrides the backend option for a model. Does not import TensorFlow.
 """
 
 import os
@@ -35,7 +35,7 @@ DEFAULT_SIGNATURE = "serving_default"
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 
 IN_CALLER = -1
-"""Number of threads for operators that means: the thread that runs a session executes them, one after the other."""
+"""Thread count for sequential execution of operators on the thread that runs the session."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class TensorFlowOptions:
     """Options from a model's parameters and the backend's options."""
 
     signature: str
-    """Empty: the default one, or the only one there is."""
+    """Empty: the default signature, or the only one."""
     tag: str
     intra_threads: int
-    """Number of threads that work on one operator; TensorFlow makes them once in a process, for all models."""
+    """Intra-op threads, which TensorFlow creates once per process for all models."""
     inter_threads: int
-    """Number of concurrent operators of an execution; `IN_CALLER` is one, without a hop to another thread."""
+    """Concurrent operators of an execution; `IN_CALLER` is one, without a hop to another thread."""
     own_threads: bool
-    """True if a session runs operators concurrently on threads of its own, in place of the process's."""
+    """True if a session has its own inter-op threads instead of the process's."""
     share_count: int
-    """Maximum of instances that share a session; 0 = all."""
+    """Maximum number of instances that share a session; 0: all."""
     init_ops_file: Path | None
     soft_placement: bool
     gpu_memory_fraction: float
-    """Share of the memory of each GPU; 0 = as much as turns out to be needed."""
+    """Share of each GPU's memory; 0: allocated on demand."""
     default_max_batch_size: int
 
 
@@ -85,7 +85,7 @@ def read_options(source: ModelSource) -> TensorFlowOptions:
 
 
 def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
-    """Return warnings about model parameters, a graph level or backend options without effect, with reasons."""
+    """Return warnings about model parameters, graph levels and backend options without effect, with reasons."""
     notes = unknown_parameters("tensorflow", config, PARAMETERS)
     if options.get(_VERSION, "2") != "2":
         notes.append(f"backend option '{_VERSION}' is '{options[_VERSION]}': TensorFlow 2 runs all models")
@@ -98,14 +98,14 @@ def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
 
 
 def find_saved_model(path: Path) -> Path | None:
-    """Return the directory of a SavedModel, of which the path may also name the file; None for any other file."""
+    """Return the directory of a SavedModel, given by its directory or its file; None for any other path."""
     if path.name in SAVED_MODEL_FILES:
         return path.parent
     return path if path.is_dir() else None
 
 
 def _init_ops_file(source: ModelSource) -> Path | None:
-    """Return the file of the model version, else that of the model."""
+    """Return the version's file, else the model's."""
     name = source.config.parameters.get(INIT_OPS, "")
     if not name:
         return None

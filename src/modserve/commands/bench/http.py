@@ -1,8 +1,7 @@
-"""Minimal HTTP/1.1: requests are prepared bytes, and only the end of a response matters.
+"""Minimal HTTP/1.1 client: requests are prepared bytes, and only the end of a response matters.
 
-A connection is a slot. Heads of responses are cached by their bytes, since they hardly differ.
-
-HTTP responses read line by line as they arrive, such as those of modserve's ``infer_stream``.
+A connection is a slot. Response heads hardly differ and are cached by their bytes. Streamed responses, such as from
+modserve's ``infer_stream``, are read line by line as they arrive.
 """
 
 import asyncio
@@ -20,11 +19,11 @@ _LONGEST_ERROR = 300
 _LAST_CHUNK = b"0\r\n\r\n"
 
 CHUNKED, UNTIL_CLOSED = -1, -2
-"""Markers for body lengths that are unknown before the body's end."""
+"""Body lengths that are unknown before the end of the body."""
 
 
 class HttpSlot(asyncio.Protocol):
-    """A connection. It reconnects where the server closes it after a response."""
+    """A connection. Reconnects if the server closes it after a response."""
 
     def __init__(
         self, endpoint: Endpoint, requests: Sequence[PreparedRequest], owner: ResponseListener, heads: "Heads"
@@ -34,11 +33,11 @@ class HttpSlot(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._opening: asyncio.Task[None] | None = None
         self._unsent: bytes | None = None
-        """The request that waits for a new connection."""
+        """Request that waits for a new connection."""
         self._received = b""
-        """Incomplete head, or a whole response of unknown length."""
+        """Incomplete head, or the response so far if its length is unknown."""
         self._parts: list[bytes] = []
-        """The body of an error."""
+        """Body of an error."""
         self._missing = 0
         """Outstanding bytes of the body."""
         self._status = 0
@@ -149,7 +148,7 @@ class HttpSlot(asyncio.Protocol):
 
 
 class Heads:
-    """Parsed response heads: the status, the length of the body, and whether the connection closes after it."""
+    """Cache of parsed response heads: status, body length, and True if the connection closes afterwards."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[int, int, bool]] = {}
@@ -164,7 +163,7 @@ class Heads:
 
 
 def read_head(head: bytes) -> tuple[int, int, bool]:
-    """Return the status, the body's length, or CHUNKED or UNTIL_CLOSED, and True if the connection closes after it."""
+    """Return the status, the body length, CHUNKED or UNTIL_CLOSED, and True if the connection closes afterwards."""
     first, *lines = head.split(b"\r\n")
     parts = first.split(b" ", 2)
     status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
@@ -193,7 +192,7 @@ MakeSlot = Callable[[Endpoint, Sequence[PreparedRequest], ResponseListener, Head
 
 
 class HttpSlots:
-    """Factory of connections of one kind that send these requests."""
+    """Factory of connections that send these requests."""
 
     def __init__(self, endpoint: Endpoint, requests: Sequence[PreparedRequest], make: MakeSlot = HttpSlot) -> None:
         self._endpoint, self._requests, self._make = endpoint, requests, make
@@ -211,7 +210,7 @@ _UNREADABLE = "the server's response cannot be read"
 
 
 class LineReader(Protocol):
-    """Reader of the lines of one response after the other."""
+    """Reader of the lines of consecutive responses."""
 
     def begin(self) -> None:
         """Begin a response with status 200."""
@@ -246,7 +245,7 @@ class InferLines:
 
 
 class HttpStreamSlot(HttpSlot):
-    """A request at a time; what `reader` counts as a response is reported to the owner."""
+    """Connection for streamed responses, one request at a time. Reports each response that `reader` counts."""
 
     def __init__(
         self,
@@ -293,7 +292,7 @@ class HttpStreamSlot(HttpSlot):
                 self._end()
             except ValueError:
                 self._why = _UNREADABLE
-            else:  # the owner may have sent the next request, for which a connection is being opened
+            else:  # the owner may have sent the next request, and a connection for it is being opened
                 return
         super().connection_lost(error)
 
@@ -336,9 +335,9 @@ class Chunks:
     def __init__(self) -> None:
         self.ended = False
         self._size = b""
-        """The beginning of a line with a chunk's size."""
+        """Incomplete line with a chunk's size."""
         self._missing = 0
-        """Outstanding bytes of a chunk, with the line end after it."""
+        """Outstanding bytes of a chunk, including its line end."""
         self._is_last = False
 
     def decode(self, data: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""Input data of requests: generated from the metadata, or read from files such as perf_analyzer's JSON.
+"""Input data, prepared requests, and sequences.
 
-Prepared requests as bytes: HTTP with binary or JSON tensors, and gRPC messages.
-
-Chooses the next request of each slot's sequence. A slot sends one whole sequence after another.
+Input data is generated from the metadata, or read from files such as perf_analyzer's JSON. Requests are prepared as
+bytes: HTTP with binary or JSON tensors, or gRPC messages. `Sequences` chooses the next request of each slot, which
+sends one whole sequence after another.
 """
 
 import base64
@@ -33,14 +33,14 @@ from modserve.core.wire.byte_strings import decode_elements, encode_elements
 from .slots import RequestSlot
 
 Inputs = Mapping[str, Tensor]
-"""The inputs of one request, with the dimension of the batch if there is one."""
+"""Inputs of one request, including the batch dimension if there is one."""
 
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInput:
-    """An input as the server describes it; `dims` leave out the batch."""
+    """An input as described by the server. `dims` exclude the batch dimension."""
 
     name: str
     datatype: Datatype
@@ -51,16 +51,16 @@ class TargetInput:
 
 class Dataset(NamedTuple):
     requests: list[Inputs]
-    """Requests to send in turn."""
+    """Requests, sent in turn."""
     remarks: list[str]
     """Assumptions about the data."""
     streams: list[int]
-    """Lengths of the sequences; their steps follow each other in `requests`."""
+    """Lengths of the sequences, which are stored one after another in `requests`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """The options for input data."""
+    """Options for input data."""
 
     batch_size: int = 1
     zero: bool = False
@@ -137,7 +137,7 @@ def _values(spec: TargetInput, shape: Shape, data: DataOptions) -> Array:
 
 
 def _from_file(spec: TargetInput, path: Path, rows: int | None) -> Tensor:
-    """Read a numpy array, with or without the batch; of any other file the bytes, for an input of strings."""
+    """Read a numpy array, with or without the batch dimension, or the bytes of any other file for a string input."""
     try:
         if path.suffix != ".npy":
             if spec.datatype is not dtypes.BYTES:
@@ -176,7 +176,7 @@ def _fit(spec: TargetInput, array: Array, rows: int | None, where: str) -> Tenso
 
 
 def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
-    """Return each list of entries; entries outside a list form one of their own."""
+    """Return the lists of entries. Entries outside of a list form their own list."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -243,7 +243,7 @@ def _value(spec: TargetInput, value: Any, shape: Shape | None, path: Path) -> Te
 
 
 def _shape(fixed: Shape | None, spec: TargetInput, count: int) -> Shape:
-    """Return the shape, with its unknown dimension computed from the number of elements."""
+    """Return the shape. An unknown dimension is computed from the number of elements."""
     if fixed is not None:
         if math.prod(fixed) != count:
             raise ValueError(f"{count} elements")
@@ -267,7 +267,7 @@ def _text(value: Any) -> bytes:
 
 
 def _stack(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | None) -> Inputs:
-    """Return the request from the sample at `start`; a batch takes as many samples as rows, wrapping around."""
+    """Return the request that begins with the sample at `start`; each row is a sample, wrapping around."""
     if rows is None:
         return samples[start]
     chosen = [samples[(start + offset) % len(samples)] for offset in range(rows)]
@@ -287,11 +287,11 @@ GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 GRPC_STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 _NOTHING: Mapping[str, ParameterValue] = MappingProxyType({})
 _TAG_WIDTH = 80
-"""Bytes of a tag in JSON, so that the lengths in a request's head do not depend on it; spaces fill it up."""
+"""Fixed size of a JSON tag in bytes, padded with spaces, so that the lengths in a request's head are constant."""
 
 
 class PreparedRequest(NamedTuple):
-    """A request in two parts, between which its tag belongs, if it has one."""
+    """A request in two parts, with the optional tag in between."""
 
     before: bytes
     after: bytes = b""
@@ -300,9 +300,9 @@ class PreparedRequest(NamedTuple):
 def http_request(
     authority: str, url: str, inputs: Inputs, headers: Sequence[tuple[str, str]], *, binary: bool, tagged: bool = False
 ) -> PreparedRequest:
-    """Return a whole request, head and body; a `tagged` one has a gap for `http_tag`.
+    """Return a request with head and body. A `tagged` request has a gap for `http_tag`.
 
-    Raises INVALID_ARG for strings that JSON does not have.
+    Raises INVALID_ARG for strings that JSON cannot represent.
     """
     raws = [bytes(tensor.raw) for tensor in inputs.values()] if binary else []
     rows = json.dumps([_row(name, tensor, binary) for name, tensor in inputs.items()], separators=(",", ":"))
@@ -323,7 +323,7 @@ def http_request(
 
 SequenceId = int | str
 SequenceTag = Callable[[SequenceId, bool, bool], bytes]
-"""Sequence data of a request, as bytes for the slot: the id, whether it is the first one, and the last one."""
+"""Encodes the sequence id of a request, and whether the request is the first and the last one."""
 
 
 def http_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
@@ -332,7 +332,7 @@ def http_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
 
 
 def grpc_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
-    """Return fields of a ModelInferRequest, valid after those of a prepared one."""
+    """Return ModelInferRequest fields to append to a prepared request."""
     return grpc_message("", None, {}, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
 
 
@@ -365,20 +365,20 @@ def grpc_message(
 DEFAULT_LENGTH = 20
 DEFAULT_VARIATION = 20.0
 _FIRST_IDS = 1 << 30
-"""Limit of the random first id, since others may measure the same server. Ids go upwards, within signed 32 bits."""
+"""Limit of the first id. It is random, as others may measure the same server; ids increase within signed 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLengths:
-    """Distribution of the number of requests in a sequence; the options are those of perf_analyzer."""
+    """Distribution of sequence lengths, with perf_analyzer's options."""
 
     length: int | None = None
-    """Length of a sequence: the steps of the data, or 20 of data that is made up."""
+    """Length of a sequence; None: the steps of the data, or 20 for generated data."""
     variation: float = DEFAULT_VARIATION
-    """Percent by which it is longer or shorter, at random."""
+    """Maximum random deviation from the length, in percent."""
 
     def draw(self, steps: int | None, generator: Random) -> int:
-        """Draw the length of a sequence; `steps` is that of its data, None if it is made up."""
+        """Draw the length of a sequence. `steps` is the length of its data, None for generated data."""
         if self.length is None and steps is not None:
             return steps
         length = self.length or DEFAULT_LENGTH
@@ -391,23 +391,23 @@ class _ActiveSequence:
 
     id: int | str
     first: int
-    """The number of the first request of its data."""
+    """Index of the first request of its data."""
     steps: int
-    """Number of steps; a longer sequence begins with the first one again."""
+    """Number of steps in the data; a longer sequence repeats them."""
     length: int
     sent: int = 0
 
 
 @dataclass(slots=True)
 class Sequences:
-    """The sequences of all slots. New ones take the streams of data in turns, and ids that no other has."""
+    """Sequences of all slots. New sequences use the data streams in turn, and get unique ids."""
 
     tag: SequenceTag
     streams: Sequence[int]
-    """Requests of each stream of data; they lie one behind the other."""
+    """Number of requests of each data stream, stored one after another."""
     lengths: SequenceLengths
     made_up: bool = True
-    """True if the data is, so that its steps say nothing of the length."""
+    """True for generated data, which does not determine the length."""
     text_ids: bool = False
     """True for a model with string ids."""
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
@@ -416,7 +416,7 @@ class Sequences:
     _active: dict[RequestSlot, _ActiveSequence] = field(init=False, default_factory=dict)
 
     def next(self, slot: RequestSlot) -> tuple[int, bytes]:
-        """Return the slot's next request, and its tag: one more of its sequence, or the first of a new one."""
+        """Return the slot's next request and tag: the next of its sequence, or the first of a new one."""
         sequence = self._active.get(slot)
         if sequence is None:
             sequence = self._active[slot] = self._begin()
@@ -427,7 +427,7 @@ class Sequences:
         return self._step(slot, self._active[slot], True)
 
     def under_way(self, slot: RequestSlot) -> bool:
-        """Return True while the server waits for more of the slot's sequence."""
+        """Return True while the slot's sequence is not complete."""
         return slot in self._active
 
     def drop(self, slot: RequestSlot) -> None:

@@ -1,4 +1,4 @@
-"""A benchmark session: a model of a running server and the prepared requests to it."""
+"""A benchmark session: a model on running servers, and prepared requests."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from .text_measures import TextCounter
 
 
 class Interrupt:
-    """Ctrl-C or a termination signal: `sleep` then raises InterruptedError."""
+    """Ctrl-C or a termination signal, after which `sleep` raises InterruptedError."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -44,13 +44,13 @@ class Interrupt:
 class BenchSession:
     model: TargetModel
     inputs: Sequence[str]
-    """Each input in words."""
+    """Descriptions of the inputs."""
     remarks: Sequence[str]
     """Assumptions about the data."""
     times: ServerStatistics
     slots: SlotFactory
     requests: int
-    """Number of distinct requests, which are sent in turn."""
+    """Number of distinct requests, sent in turn."""
     seconds: float
     """Response time-out."""
     sequences: Sequences | None = None
@@ -58,7 +58,7 @@ class BenchSession:
     servers: int = 1
 
     def generator(self, load: LoadLevel, connections: int | None, poisson: bool, timers: Clock) -> LoadGenerator:
-        """Make the load generator. Without `connections`, it has the usual number."""
+        """Create the load generator. `connections` defaults to the usual number."""
         how = self.slots, self.requests, self.seconds
         if not load.is_rate:
             return ClosedLoop(int(load.value), *how, sequences=self.sequences, texts=self.texts)
@@ -76,7 +76,7 @@ class BenchSession:
         )
 
     def _usual_connections(self, rate: float) -> int:
-        """Return few enough connections that no sequence exceeds the server's idle time-out between its requests."""
+        """Return the default number of connections, low enough that no sequence exceeds the server's idle time-out."""
         traits = self.model.sequences
         if traits is None:
             return CONNECTIONS
@@ -92,7 +92,7 @@ class BenchSession:
 
         class FirstResponse:
             def on_response(self, slot: RequestSlot) -> None:
-                """Ignore a response. The outcome is known at the end."""
+                """Ignore a response; the outcome is known at the end."""
 
             def on_done(self, slot: RequestSlot, error: str) -> None:
                 slot.start = 0
@@ -122,7 +122,7 @@ SEQUENCES = 4
 """Concurrent sequences in an open loop, as in perf_analyzer."""
 _SHARE_OF_IDLE = 0.5
 _FIRST = 8
-"""Connections at the start of an open loop, at least; as many to each server."""
+"""Minimum number of connections at the start of an open loop, divided equally between the servers."""
 _STREAMS_ADVICE = "; streams over HTTP are modserve's own, '--url grpc://HOST:PORT' has those that other servers know"
 _NO_LENGTHS = SequenceLengths()
 
@@ -175,7 +175,7 @@ def session(
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause the garbage collector, whose pauses would count as latency."""
+    """Disable the garbage collector: its pauses would count as latency."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The measured model as its server describes it, and its server-side statistics."""
+"""The measured model as described by its server, and its server-side statistics."""
 
 import asyncio
 import functools
@@ -21,20 +21,20 @@ from .slots import Endpoint, SlotFactory
 
 _BINARY = "binary_tensor_data"
 _IDLE_MICROSECONDS = 1_000_000
-"""The default time a server waits for the next request of a sequence."""
+"""Default idle time-out of a sequence."""
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The properties of a model that requests depend on."""
+    """Properties of a model that determine its requests."""
 
     name: str
     version: int | None
     specs: tuple[TargetInput, ...]
     batches: bool
     binary: bool
-    """True if tensors may be binary after the JSON, over HTTP."""
+    """True if HTTP supports binary tensors after the JSON."""
     decoupled: bool = False
     """True if a request may have any number of responses."""
     sequences: "SequenceTraits | None" = None
@@ -43,9 +43,9 @@ class TargetModel:
 
 class SequenceTraits(NamedTuple):
     text_ids: bool
-    """True if the model takes string ids."""
+    """True if sequence ids are strings."""
     idle_seconds: float
-    """The server's idle time-out for a sequence's next request."""
+    """Idle time-out of a sequence on the server."""
 
 
 def describe(remote: RemoteServer, model: str, version: int | None) -> TargetModel:
@@ -55,7 +55,7 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> TargetMod
         config = remote.config(model, version)
     except UnreachableError:
         raise
-    except ModserveError:  # of Triton's extensions; other servers have none
+    except ModserveError:  # an extension of Triton that other servers lack
         config = None
     optional = set() if config is None else {row.name for row in config.input if row.optional}
     dims = {row.name: row.shape for row in metadata.inputs}
@@ -82,7 +82,7 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> TargetMod
 
 
 def describe_all(remotes: Sequence[RemoteServer], model: str, version: int | None) -> TargetModel:
-    """Describe the model of several servers, as `describe`. Raises INVALID_ARG also if its requests differ there."""
+    """Describe the model on several servers, like `describe`. Also raises INVALID_ARG if its requests would differ."""
     first, *others = [describe(remote, model, version) for remote in remotes]
     for other, remote in zip(others, remotes[1:], strict=True):
         if other != first:
@@ -91,7 +91,7 @@ def describe_all(remotes: Sequence[RemoteServer], model: str, version: int | Non
 
 
 def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTraits | None:
-    """Return the traits of a model's sequences; for an ensemble, combine those of its sequence steps."""
+    """Return the traits of a sequence model; for an ensemble, the combined traits of its steps."""
     if config.HasField("ensemble_scheduling"):
         steps = {step.model_name: max(step.model_version, 0) or None for step in config.ensemble_scheduling.step}
         parts = [_sequence_traits(remote, remote.config(name, version)) for name, version in steps.items()]
@@ -110,7 +110,7 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
 def slot_factory(
     server: Destination, model: TargetModel, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
-    """Return the slots for these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
+    """Return the slot factory for these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
     place, access = server.address, server.access
     context = access.context() if place.secure else None
     if context is not None:
@@ -133,13 +133,13 @@ def slot_factory(
 
 
 class ServerStatistics:
-    """The statistics of a model, of all its versions and servers. Servers without any are not asked twice."""
+    """Statistics of a model over all versions and servers. A server without statistics is not asked again."""
 
     def __init__(self, remotes: Sequence[RemoteServer], model: str, version: int | None) -> None:
         self._remotes, self._model, self._version = list(remotes), model, version
 
     async def __call__(self) -> VersionUsage | None:
-        """Return the usage; None if any server has no statistics, since the sum would be incomplete."""
+        """Return the usage; None if any server lacks statistics, as the sum would be incomplete."""
         if not self._remotes:
             return None
         parts = await asyncio.gather(*(asyncio.to_thread(self._rows, remote) for remote in self._remotes))

@@ -1,4 +1,4 @@
-"""Chat completion from a model: ``chat/completions`` of OpenAI's API as a stream of pieces."""
+"""Streamed chat completion: ``chat/completions`` of OpenAI's API."""
 
 import contextlib
 import json
@@ -15,27 +15,27 @@ from ..terminal import plural
 _PATH = "/v1/chat/completions"
 _MODELS = "/v1/models"
 Message = dict[str, str]
-"""A message of the conversation: its `role` and its `content`."""
+"""A message of the conversation: `role` and `content`."""
 _EVENT = b"data:"
 _END = "[DONE]"
 
 
 @dataclass(slots=True)
 class ChatResponse:
-    """Response received so far. Times are seconds from the call."""
+    """The response so far. Times are seconds since the call."""
 
     text: str = ""
     pieces: int = 0
     finish_reason: str = ""
-    """Finish reason; empty if the stream was left before its end."""
+    """Finish reason; empty if the stream was not read to its end."""
     first: float = 0.0
     last: float = 0.0
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """Token usage; empty for a server that counts no tokens."""
+    """Token usage; empty if the server does not report it."""
 
     @property
     def seconds_per_token(self) -> float:
-        """Mean time per token after the first; 0 without a second one."""
+        """Mean time per token after the first; 0 if there is only one."""
         tokens = self.usage.get("completion_tokens") or self.pieces
         return (self.last - self.first) / (tokens - 1) if tokens > 1 else 0.0
 
@@ -49,10 +49,9 @@ def complete(
     show: Callable[[str], None],
     show_thought: Callable[[str], None],
 ) -> None:
-    """Fill `response`, and show its pieces and those of the thought before it. An exception of either or Ctrl-C
-    cancels it at the server.
+    """Fill `response` from the stream, passing text to `show` and reasoning to `show_thought`.
 
-    Raises UnreachableError, RefusedError.
+    Ctrl-C or an exception of these functions cancels the request. Raises UnreachableError, RefusedError.
     """
     body = {"model": model, "messages": list(messages), **sampling, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -78,14 +77,14 @@ def complete(
 
 
 def check(server: RemoteServer, prefix: str, model: str) -> None:
-    """Check that the model is ready. Raises RefusedError, with the server's reason, otherwise."""
+    """Check that the model is ready. Raises RefusedError with the server's reason."""
     rows = json.loads(server.page(f"{prefix}{_MODELS}")).get("data") or ()
-    if model not in {row.get("id") for row in rows}:  # or it has the model by another name
+    if model not in {row.get("id") for row in rows}:  # the server may know the model by another name
         server.page(_model_page(prefix, model))
 
 
 def fetch_suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
-    """Return the sampling parameters that the server suggests for a model; empty if it suggests none."""
+    """Return the server's suggested sampling parameters for a model; empty if there are none."""
     with contextlib.suppress(RefusedError, ValueError, AttributeError):
         document = json.loads(server.page(_model_page(prefix, model)))
         return dict(document.get("suggested_sampling") or {})
@@ -115,7 +114,7 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 def figures(response: ChatResponse) -> str:
     """Return the speed of a response as one line of text."""
-    tokens = response.usage.get("completion_tokens")  # 0 where nobody counts
+    tokens = response.usage.get("completion_tokens")  # 0 or missing if the server does not count tokens
     unit = "token" if tokens else "piece"
     parts = [plural(tokens or response.pieces, unit)]
     if per_token := response.seconds_per_token:

@@ -1,6 +1,6 @@
-"""Comparison of local models with those of another server: metadata, configuration, responses.
+"""Comparison of local models with another server's: metadata, configuration and responses.
 
-Both get the same bytes. Generated data is the same in each run, so differences are reproducible.
+Both receive the same bytes. Generated data is the same in each run, so differences are reproducible.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ Inputs = Mapping[str, Tensor]
 _ROWS = 2
 """Batch size of the second request to a batching model."""
 _SEQUENCE = 4_000_000_007
-"""Sequence id that no other client is likely to use."""
+"""Sequence id that other clients are unlikely to use."""
 
 
 @dataclass
 class ServerDifference:
-    """The differences of a model: `problems` must not be, `notes` may be."""
+    """Differences of a model: `problems` are errors, `notes` are allowed."""
 
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """The configuration's field, or nothing, and what differs."""
+    """Configuration field (may be empty) and difference."""
     notes: list[tuple[str, str]] = field(default_factory=list)
     requests: int = 0
     """Number of responses compared."""
@@ -71,7 +71,7 @@ async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str
             )
         else:
             _configurations(config_message(servable), config, url, difference)
-        if not difference.problems:  # else they cannot take the same requests
+        if not difference.problems:  # otherwise the requests would differ
             await _responses(servable, version, server, url, tolerance, difference)
     return difference
 
@@ -107,7 +107,7 @@ class _Field(NamedTuple):
     name: str
     value: Callable[[pb.ModelConfig], object]
     matters: bool = False
-    """Responses may depend on it."""
+    """True if responses may depend on the field."""
 
 
 def _steps(config: pb.ModelConfig) -> object:
@@ -149,7 +149,7 @@ _FIELDS = (
     _Field("parameters", lambda config: {key: value.string_value for key, value in config.parameters.items()}),
 )
 _WORDS = {"model_transaction_policy": "decoupled"}
-"""Names for messages of fields with subfields: the subfield compared."""
+"""Names in messages for fields that are compared by one subfield."""
 
 
 def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: ServerDifference) -> None:
@@ -223,9 +223,9 @@ async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | M
 
 
 def _samples(config: ModelConfig) -> Iterator[tuple[str, Inputs, Mapping[str, ParameterValue]]]:
-    """Yield requests, in words and with parameters: usual values, then random ones. Raises INVALID_ARG.
+    """Yield requests with description, inputs and parameters: usual values, then random ones. Raises INVALID_ARG.
 
-    To a model with sequences they are one sequence.
+    For a sequence model, they form one sequence.
     """
     sizes = Sizes(config.parameters.get("sample_shape", ""), config.name)
     random = generator()
@@ -265,9 +265,9 @@ def _outputs(ours: Inputs, theirs: Inputs, url: str, tolerance: float) -> Iterat
 
 
 def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
-    """Describe the difference between two tensors; empty if there is none. The second comes from `url`.
+    """Describe the difference between two tensors, the second one from `url`; empty if there is none.
 
-    Floating-point numbers are alike within `tolerance` times the larger of their value and the mean of all, or within
+    Floating-point numbers are equal within `tolerance` times the larger of their value and the mean of all, or within
     the precision of their type.
     """
     if ours.datatype is not theirs.datatype or ours.shape != theirs.shape:

@@ -1,4 +1,4 @@
-"""``modserve infer MODEL NAME=VALUE …``: send one request to a running server and show the response."""
+"""``modserve infer MODEL NAME=VALUE …``: send a request to a running server and show the response."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ from .values import InputSpec, parameter, remark_on_sizes, sample, tensors
 
 
 def version(text: str) -> int:
-    """Read a version. Raises ArgumentTypeError if invalid."""
+    """Parse a version. Raises ArgumentTypeError if invalid."""
     if text.isascii() and text.isdigit() and int(text):
         return int(text)
     raise ArgumentTypeError(f"expected one version, a number from 1 on, got '{text}'; send a request to each version")
@@ -122,7 +122,7 @@ def _on_all(places: Sequence[Destination], options: Namespace) -> int:
 
 
 def over_grpc(own: Destination) -> Destination:
-    """Return the server's gRPC destination: for an HTTP URL, the usual gRPC port."""
+    """Return the server's gRPC destination; for an HTTP URL, at the default gRPC port."""
     place = own.address
     if place.over_grpc:
         return own
@@ -160,7 +160,7 @@ def _call(server: RemoteServer, options: Namespace) -> ClientCall:
 
 
 def _samples(options: Namespace, inputs: Sequence[InputSpec]) -> dict[str, Tensor]:
-    """Return generated data for these inputs, if requested, with a remark on made-up sizes."""
+    """Return generated data for these inputs, if requested. Reports assumed sizes."""
     shapes = dict(options.shape)
     if shapes and not options.sample:
         raise UsageError("option '--shape' is for '--sample'")
@@ -186,7 +186,7 @@ def _outputs(metadata: ModelMetadata, options: Namespace) -> tuple[str, ...]:
 
 
 def parameters(options: Namespace) -> dict[str, ParameterValue]:
-    """Return the request's parameters, with those of its sequence. Raises UsageError, INVALID_ARG."""
+    """Return the request's parameters, including sequence parameters. Raises UsageError, INVALID_ARG."""
     values = dict(map(parameter, options.parameter))
     if options.sequence_id is not None:
         id = options.sequence_id
@@ -198,7 +198,7 @@ def parameters(options: Namespace) -> dict[str, ParameterValue]:
 
 
 class _Pictures:
-    """Decoder of pictures, which reads the model's configuration for the first of them."""
+    """Decoder of pictures. Reads the model's configuration for the first picture."""
 
     def __init__(self, server: RemoteServer, options: Namespace) -> None:
         self._server = server
@@ -215,7 +215,7 @@ class _Pictures:
             try:
                 self._config = self._server.config(self._options.model, self._options.version)
             except RefusedError:
-                pass  # restricted: what the metadata says has to do
+                pass  # restricted: only the metadata is available
         batched = None if self._config is None else self._config.max_batch_size > 0
         formats = [] if self._config is None else [each.format for each in self._config.input if each.name == spec.name]
         order = (

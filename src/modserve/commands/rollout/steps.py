@@ -1,9 +1,9 @@
-"""The steps of a rollout: load on one server, watch it, load on the others, watch these, or go back on all.
+"""Steps of a rollout: load on one server, watch it, load on the others and watch these, or roll back everywhere.
 
-`Rollout.run` always ends with a report of the final state of each server. Causes of an early end: a
-server that does not respond before anything is changed; a load that fails; the rules (`rule.judge` for the first
-server, `rule.judge_later` for the others); a server with the new version that is not ready any more, or silent;
-a user who declines, or presses Ctrl-C. All but the first make every changed server go back.
+`Rollout.run` always ends with a report of the final state of each server. A rollout ends early if a server does not
+respond before the first change; if a load fails; by the rules (`rule.judge` for the first server, `rule.judge_later`
+for the others); if a server with the new version becomes unready or silent; and if the user declines or presses Ctrl-C.
+Except in the first case, every changed server is rolled back.
 """
 
 import json
@@ -25,15 +25,15 @@ from .watch import CountSource, RolloutError, Watch, choose_versions
 
 _LEFT = "interrupted twice, so that servers are left as they are"
 UNDER_WAY = "its rollout has begun, and is not decided"
-"""Reason for which servers that start during a rollout do without the new version."""
+"""Reason not to serve the new version, recorded for servers that start during a rollout."""
 _SOON = 10.0
-"""Seconds for a server to record the decision."""
+"""Time limit for a server to record the decision, in seconds."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """Target of a rollout: a version, a configuration in JSON's values, or without either the repository's contents."""
+    """Target of a rollout: a version, a configuration as JSON values, or by default the repository's contents."""
 
     model: str
     version: int | None = None
@@ -41,7 +41,7 @@ class RolloutPlan:
     rules: RolloutRules = field(default_factory=RolloutRules)
 
     def config_for(self, before: ModelState) -> dict[str, Any] | None:
-        """Return the configuration of the load call to a server: its own or the plan's, with the version."""
+        """Return the configuration for loading on a server: its own or the plan's, with the version."""
         config = before.config if self.config is None else self.config
         if self.version is not None:
             return with_versions(config or {}, (str(self.version),))
@@ -50,14 +50,14 @@ class RolloutPlan:
 
 @dataclass(slots=True)
 class ServerProgress:
-    """Server with its previous state, the outcome of its calls, and its final state."""
+    """A server with its previous state, the outcome of its calls, and its final state."""
 
     server: RemoteServer
     before: ModelState
     outcome: str = "not called"
     changed: bool = False
     unsure: bool = False
-    """A call had no response, so the server may carry it out late."""
+    """True if a call had no response, so that the server may still execute it."""
     reason: str = ""
     after: ModelState = field(default_factory=ModelState)
     former: WatchCounts = field(default_factory=WatchCounts)
@@ -74,7 +74,7 @@ class ServerProgress:
 
 @dataclass(slots=True)
 class RolloutReport:
-    """Report of a rollout. `why` is the reason for the decision. `went_back`: all servers are as before.
+    """Report of a rollout. `why` is the reason for the decision. `went_back`: all servers are in their previous state.
 
     `new` and `others` are the counts during the watch of the first server.
     """
@@ -89,7 +89,7 @@ class RolloutReport:
 
 
 class Rollout:
-    """Rollout over several servers. `sources` have their order; `agree` asks whether to go on to that many others."""
+    """Rollout over several servers, with `sources` in their order. `agree` asks whether to continue with N others."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Rollout:
         self._report = RolloutReport(plan)
 
     def run(self) -> RolloutReport:
-        """Roll out. Raises UnreachableError and RefusedError before changes, KeyboardInterrupt at a second Ctrl-C."""
+        """Roll out. Raises UnreachableError and RefusedError before changes, KeyboardInterrupt for a second Ctrl-C."""
         servers = self._report.servers = self._states_before()
         try:
             for url, failure in self._keep(servers, UNDER_WAY).items():
@@ -158,7 +158,7 @@ class Rollout:
         config, model = self._plan.config_for(each.before), self._plan.model
         begin = self._clock()
         try:
-            self._one(each, lambda server: state_of(server, model))  # whose time limit is short
+            self._one(each, lambda server: state_of(server, model))  # a probe with a short time limit
             each.changed, each.outcome = True, "left during the load"
             each.after = self._one(each, lambda server: _load_on(server, model, config))
         except ModserveError as error:
@@ -178,7 +178,7 @@ class Rollout:
         return outcome.value
 
     def _watch_first(self, servers: Sequence[ServerProgress]) -> str:
-        """Watch the first server, and return the counts as text. Raises RolloutError."""
+        """Watch the first server and return the counts as text. Raises RolloutError."""
         rules, others = self._plan.rules, servers[1:]
         watch = Watch(self._plan.model, self._sources)
         former = {index: each.before.versions for index, each in enumerate(others, 1)}
@@ -197,7 +197,7 @@ class Rollout:
         return judgement.reason
 
     def _go_on(self, servers: Sequence[ServerProgress]) -> None:
-        """Load on the others, one after another, and watch them together. Raises RolloutError."""
+        """Load on the others one by one, and watch them together. Raises RolloutError."""
         others = servers[1:]
         watch = Watch(self._plan.model, self._sources)
         watch.begin({0: servers[0].new_versions}, [0])
@@ -234,7 +234,7 @@ class Rollout:
             yield self._clock() - start, part == LOOKS[-1]
 
     def _ticks(self, until: float) -> Iterator[None]:
-        """Yield each second, and at that time. Raises RolloutError at an interrupt."""
+        """Yield once a second and at the time `until`. Raises RolloutError on an interrupt."""
         while True:
             self._check_interrupt()
             left = until - self._clock()
@@ -273,10 +273,10 @@ class Rollout:
                 each.outcome = "loaded, and back"
 
     def _keep(self, servers: Sequence[ServerProgress], why: str | None) -> dict[str, str]:
-        """Record on all servers that the new version is rolled back, or is not; servers that start then follow it.
+        """Record on all servers whether the new version is rolled back; servers that start later follow the record.
 
-        Versions that served before are left out: they have new files or another configuration under the same number.
-        Returns the failures by address.
+        Versions that served before are skipped: only their files or configuration changed. Returns the failures by
+        address.
         """
         model = self._plan.model
         versions = servers[0].after.versions if self._plan.version is None else (str(self._plan.version),)

@@ -1,6 +1,6 @@
-"""The figures of ``modserve top``, computed from the counters of a server: its metrics page, or its statistics.
+"""Figures of ``modserve top``, computed from a server's metrics page or statistics.
 
-A `TopSnapshot` has the counters at one time. Two of them, some seconds apart, give rates and recent latencies.
+A `TopSnapshot` has the counters at one time. Two snapshots, some seconds apart, give rates and recent latencies.
 """
 
 import re
@@ -13,12 +13,12 @@ from modserve.core.statistics.summary import FINE_FAMILY, LONGEST_FAMILY, Sketch
 from modserve.core.statistics.time_parts import PARTS, advice
 
 Key = tuple[str, str]
-"""A model and its version."""
+"""Model and version."""
 
 
 @dataclass(slots=True)
 class ModelCounts:
-    """Counts of a model version. `waiting` is -1, and `durations` is empty, where the server does not tell."""
+    """Counts of a model version. `waiting` is -1 and `durations` empty if the server does not report them."""
 
     requests: float = 0
     failures: float = 0
@@ -38,7 +38,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class TopSnapshot:
-    """Snapshot of a server's counts. `at` is in seconds on a monotonic clock."""
+    """Snapshot of a server's counts. `at` is in monotonic seconds."""
 
     at: float
     models: dict[Key, ModelCounts] = field(default_factory=lambda: defaultdict(ModelCounts))
@@ -47,7 +47,7 @@ class TopSnapshot:
     memory: float = -1
     ready: bool | None = None
     drain_phase: int = 0
-    """Drain phase in the server's metric: how far it is out of service."""
+    """Drain phase from the server's metrics; 0 in service."""
 
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
@@ -63,12 +63,12 @@ _COUNTERS = {
     "nv_inference_compute_infer_duration_us": ("infer", 1e6),
     "nv_inference_compute_output_duration_us": ("output", 1e6),
 }
-"""Families by the field of `ModelCounts` that they add up to, and the family's unit of it."""
+"""Metric family → the field of `ModelCounts` that it adds to, and the divisor for its unit."""
 _SUMS = [name for name, _ in _COUNTERS.values()]
 
 
 def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Yield the samples of a page in Prometheus' text format: name, labels, value."""
+    """Yield the samples of a page in Prometheus' text format, as name, labels and value."""
     for line in page.splitlines():
         match = _LINE.match(line)
         if match is None or line.startswith("#"):
@@ -81,7 +81,7 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def from_metrics(page: str, at: float) -> TopSnapshot:
-    """Read the metrics page of modserve, or of Triton, which has fewer metrics."""
+    """Read a metrics page of modserve or Triton, which has fewer metrics."""
     snapshot, longest = TopSnapshot(at), dict[Key, int]()
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
@@ -106,13 +106,13 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
             snapshot.drain_phase = int(value)
         elif name == "process_resident_memory_bytes":
             snapshot.memory = value
-    for key, ns in longest.items():  # after the counts, whose own longest is the middle of a bucket
+    for key, ns in longest.items():  # after the counts, which set the longest to the middle of a bucket
         snapshot.models[key].durations.longest = ns
     return snapshot
 
 
 def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
-    """Read the protocol's statistics, which have neither queues nor percentiles."""
+    """Read the protocol's statistics, which lack queue lengths and percentiles."""
     snapshot = TopSnapshot(at)
     for key, each in used.items():
         counts = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
@@ -125,7 +125,7 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
 class TopRow:
     """Displayed figures of a model version. Numbers are -1 if unknown. Times are in seconds.
 
-    `shares` are the shares of `PARTS` in the time of requests, in percent; none without requests.
+    `shares` are the shares of `PARTS` in the requests' time, in percent; empty without requests.
     """
 
     model: str
@@ -145,7 +145,7 @@ class TopRow:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Activity of a version since the last snapshot, and in the whole window. Rates are -1 if unknown."""
+    """Activity of a version since the last snapshot and over the whole window. Rates are -1 if unknown."""
 
     state: str
     per_second: float
@@ -156,7 +156,7 @@ class Activity:
 
 
 def activities(snapshots: Sequence[TopSnapshot]) -> dict[Key, Activity]:
-    """Return the activities in the last snapshot: rates since the one before it, and counts since the first."""
+    """Return the activities at the last snapshot: rates since the previous one, counts since the first."""
     last = snapshots[-1]
     before = snapshots[-2] if len(snapshots) > 1 else last
     return {key: _activity(key, last, before, snapshots[0]) for key in last.models}
@@ -206,7 +206,7 @@ def _sum_known(values: Sequence[float]) -> float:
 
 
 def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
-    """Return the rows of the last snapshot, busiest model first: rates since the one before, times since the first."""
+    """Return the last snapshot's rows, busiest model first: rates since the previous one, times since the first."""
     return sort_rows(activities(snapshots))
 
 
@@ -237,7 +237,7 @@ def _row(key: Key, activity: Activity) -> TopRow:
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """Line of one of several servers: `state` in words, and the figures of all its models together."""
+    """Line of one of several servers: its state as text, and the total figures of its models."""
 
     url: str
     state: str
@@ -245,7 +245,7 @@ class ServerLine:
 
 
 def server_line(url: str, trouble: str, last: TopSnapshot | None, own: Mapping[Key, Activity]) -> ServerLine:
-    """Return the line of a server. `trouble` says why there are no figures now."""
+    """Return the line of a server. `trouble` is the reason for missing figures."""
     if trouble or last is None:
         return ServerLine(url, trouble or "no response")
     state = "-" if last.ready is None else "ready" if last.ready else "not ready"
@@ -253,12 +253,12 @@ def server_line(url: str, trouble: str, last: TopSnapshot | None, own: Mapping[K
 
 
 def sum_line(title: str, state: str, models: Iterable[Sequence[Activity]]) -> ServerLine:
-    """Return the line of all servers together."""
+    """Return the line with the total of all servers."""
     return ServerLine(title, state, _row((title, ""), total([part for parts in models for part in parts])))
 
 
 def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:
-    """Return the counts in an earlier snapshot; none if the model was reloaded since, which begins at 0."""
+    """Return the counts in an earlier snapshot; zeros if the model was reloaded since."""
     counts = snapshot.models.get(key)
     return ModelCounts() if counts is None or counts.requests > now.requests else counts
 

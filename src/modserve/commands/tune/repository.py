@@ -1,6 +1,6 @@
-"""Repository of the model to tune: the named one, one of a server on this machine, or the current folder's.
+"""Repository of the model to tune: named by an option, of a server on this machine, or in the current folder.
 
-Temporary servers, each with a copy of one model.
+Trials run on temporary servers, each with a copy of the model.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from modserve.resources.posix import listener
 from modserve.settings import OptionError, Settings, from_command_line
 
 _USUAL = (".", "models", "model_repository")
-"""Repositories in the current folder: itself, that of ``modserve init``, and that of the documentation."""
+"""Usual repositories: the current folder, the one of ``modserve init``, and the documentation's."""
 
 
 def model_repository(model: str, option: str) -> Path:
-    """Return the directory of an `option`; without one, the first usual one with the model. Raises UsageError."""
+    """Return the directory `option`, or else the first usual repository with the model. Raises UsageError."""
     if option:
         if not (Path(option) / model).is_dir():
             raise UsageError(f"model '{model}' does not exist in '{option}'")
@@ -52,8 +52,8 @@ def model_repository(model: str, option: str) -> Path:
 def local_repositories(server: Address, process: Path | None = None) -> tuple[Sequence[Path], Mapping[str, Path]]:
     """Return the local repositories of a server on this machine, and its model files by name.
 
-    They are read from the command line, variables and option file of its process, since no server tells clients its
-    paths. `process` is its folder in /proc. Empty without a readable process.
+    They are read from the process's command line, variables and option file, as servers do not report their paths.
+    `process` is its folder in /proc. Empty if the process is not readable.
     """
     if process is None:
         process = listener(server.port) if _is_local(server.host) and not server.socket else None
@@ -66,7 +66,7 @@ def local_repositories(server: Address, process: Path | None = None) -> tuple[Se
             settings = from_command_line(list(_options(words)), variables).settings
             places = [place.resolve() for place in settings.repositories if isinstance(place, Path)]
             return places, _files(settings)
-    except (OSError, OptionError, ValueError):  # of another user, gone, or no server of ours
+    except (OSError, OptionError, ValueError):  # another user's process, a process that ended, or another program
         return (), {}
 
 
@@ -98,7 +98,7 @@ CONFIG_FILE = "config.pbtxt"
 
 
 class ModelCopy:
-    """Repository with a copy of a model, whose configuration changes between trials."""
+    """Repository with a copy of a model. Its configuration changes between trials."""
 
     def __init__(self, directory: Path, model: Path) -> None:
         """Copy the model. Raises INVALID_ARG if that fails."""
@@ -114,5 +114,5 @@ class ModelCopy:
 
 
 def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> contextlib.AbstractContextManager[Destination]:
-    """Serve a copy within the block. Raises INVALID_ARG if the model does not load in `seconds`."""
+    """Serve a copy within the block. Raises INVALID_ARG if the model does not load within `seconds`."""
     return own_server.serving([f"--model-repository={copy.repository}", *options], seconds, copy.folder.name)

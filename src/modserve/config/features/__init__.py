@@ -1,7 +1,8 @@
-"""The features of a configuration: a module each, with its defaults, rules, comparison with the model, and values.
+"""Features of a configuration: one module each, with defaults, rules, comparison with the model, and values.
 
-To add a feature, write its module and call its functions here. `complete` (one level up) fills in what the engine
-knows; `unsupported` lists the settings without effect; `composition` has the rules for an ensemble and its models.
+To add a feature, write its module and call its functions here. `complete` (one level up) completes the configuration
+from the engine's description, `unsupported` lists settings without effect, and `composition` has the rules for an
+ensemble and its models.
 """
 
 from dataclasses import dataclass
@@ -33,24 +34,24 @@ from . import (
 
 @dataclass(frozen=True)
 class ModelContext:
-    """Properties of a model that its configuration itself does not state."""
+    """Properties of a model that are not part of its configuration."""
 
     directory: str
-    """The name of the model's directory."""
+    """Name of the model's directory."""
     partial: bool = False
-    """The engine may still fill in what is absent."""
+    """True if the engine may still fill in absent fields."""
     gpu_count: int | None = None
-    """None while it is unknown."""
+    """None if unknown."""
     default_cpu_instances: int = 1
     default_model_filename: str = ""
     description: ModelDescription | None = None
-    """The engine's description of the model; None before the engine has opened it, or if the engine has none."""
+    """The engine's description of the model; None before the model is opened, or if there is none."""
     files: Path | None = None
-    """The model's directory with the files that the configuration names; None while these are not at hand."""
+    """Model directory with the files named by the configuration; None if not available."""
 
 
 def normalise(message: pb.ModelConfig, context: ModelContext, problems: Problems) -> None:
-    """Fills in Triton's defaults in place; clients see them. May add warnings to the problems."""
+    """Fill in Triton's defaults in place, visible to clients. May add warnings to the problems."""
     if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
     message.default_model_filename = message.default_model_filename or context.default_model_filename
@@ -61,11 +62,11 @@ def normalise(message: pb.ModelConfig, context: ModelContext, problems: Problems
 
 
 def validate(message: pb.ModelConfig, context: ModelContext, problems: Problems) -> None:
-    """Adds every rule that the message breaks by itself, and a warning for each setting without effect.
+    """Add a problem for each broken rule, and a warning for each setting without effect.
 
-    The texts are Triton's where Triton checks the same. Problems that have no position are reported in this order.
+    Uses Triton's texts for Triton's rules. Problems without a position are reported in this order.
     """
-    # There is no engine that could fill in anything of an ensemble.
+    # An ensemble has no engine that could fill in fields.
     partial = context.partial and not message.HasField("ensemble_scheduling")
     for faults in (
         directory.validate_platform(message, context.directory),
@@ -95,14 +96,14 @@ def validate(message: pb.ModelConfig, context: ModelContext, problems: Problems)
 
 
 def compare(message: pb.ModelConfig, description: ModelDescription, problems: Problems, *, shapes: bool) -> None:
-    """Adds every difference between the message and the model; those of shapes only if `shapes` is set."""
+    """Add a problem for each difference between the message and the model; shapes only with `shapes`."""
     problems.add_all(tensors.compare(message, description, shapes))
     problems.add_all(sequences.compare(message, description, shapes))
     problems.add_all(ragged.compare(message, description))
 
 
 def to_model_config(message: pb.ModelConfig, context: ModelContext) -> ModelConfig:
-    """Return the frozen values that the rest of the server reads, without those that break a rule."""
+    """Convert the message to frozen values for the rest of the server, without invalid ones."""
     inputs, outputs = tensors.specs(message, context.description)
     graph = message.optimization.graph if message.optimization.HasField("graph") else None
     accelerators = message.optimization.execution_accelerators

@@ -1,4 +1,4 @@
-"""``model_repository_agents``: of Triton's agents, the one called ``checksum``, whose work the server does itself."""
+"""``model_repository_agents``: Triton's ``checksum`` agent, which the server implements itself."""
 
 from typing import cast
 
@@ -11,12 +11,12 @@ _AGENT = "checksum"
 
 
 def others(agents: object) -> bool:
-    """True if there are agents other than `checksum`, whose work the server does itself."""
+    """Return True if there are agents other than `checksum`."""
     return any(agent.name != _AGENT for agent in cast(pb.ModelRepositoryAgents, agents).agents)
 
 
 def checksums(message: pb.ModelConfig) -> tuple[Checksum, ...]:
-    """Return the digests, without those that break a rule."""
+    """Return the valid digests."""
     return tuple(
         Checksum(key.partition(":")[0].lower(), relative(key.partition(":")[2]), value.lower())
         for agent in message.model_repository_agents.agents
@@ -34,7 +34,7 @@ def validate(message: pb.ModelConfig) -> Faults:
 
 
 def _fault(key: str, value: str) -> str:
-    """Return the fault of a parameter; the key is ``SHA256:1/model.onnx``."""
+    """Return the fault of a parameter; a key looks like ``SHA256:1/model.onnx``."""
     algorithm, colon, path = key.partition(":")
     size = SIZES.get(algorithm.lower())
     if not colon or size is None:

@@ -1,4 +1,4 @@
-"""Facts from the model's directory: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
+"""Fields deduced from the model's directory: ``name``, ``platform``, ``backend``, ``version_policy`` and file names."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -14,26 +14,26 @@ from . import backend_names
 
 ENSEMBLE = "ensemble"
 _NO_BACKEND = "Invalid model name: "
-"""Start of Triton's message for a model with nothing to tell its backend."""
+"""Prefix of Triton's message for a model with an unknown backend."""
 Notes: TypeAlias = list[tuple[FieldPath, str]]
-"""Fields that mean something else than they say, and what."""
+"""Fields with a changed meaning, and an explanation."""
 
 
 class ModelFormat(NamedTuple):
-    """A kind of model file. `platform` is empty if Triton has no name for it."""
+    """A model file format. `platform` is Triton's name, empty if there is none."""
 
     filename: str
     backend: str
     platform: str = ""
     by_suffix: bool = True
-    """True if other files with the same ending are likely to be such models, too."""
+    """True if other files with this suffix are likely to be such models."""
     any_name: bool = False
-    """True if the ending alone decides: such files never have the name `filename`."""
+    """True if only the suffix matters; the name `filename` is not used in practice."""
     beside: str = ""
-    """Another file of the folder without which this one is something else."""
+    """Another file in the folder that this format requires."""
 
     def file_in(self, names: Collection[str]) -> str:
-        """Return the model's file among those of a folder; empty if there is none of this format."""
+        """Return the model file among the `names` in a folder; empty if there is none of this format."""
         if self.beside and self.beside not in names:
             return ""
         if self.filename in names:
@@ -42,10 +42,10 @@ class ModelFormat(NamedTuple):
         return next((name for name in sorted(names) if name.endswith(suffix)), "") if self.any_name else ""
 
 
-# In Triton's order, and behind them those that Triton does not have: the first one counts if a directory holds several,
-# as where a model.py has weights beside it. Beside an MLmodel lie the files of its library. saved_model.pb is how
-# TensorFlow Serving keeps its models, a version's folder being the SavedModel. Snapshots of Hugging Face have what
-# begins with onnx/ or openvino. What generates text has a detokenizer.
+# In Triton's order, followed by formats unknown to Triton. The first one counts if a directory has several, such as a
+# model.py with weights. MLmodel is first, as the files of its library are next to it. saved_model.pb: in TensorFlow
+# Serving, the version's folder is the SavedModel. onnx/ and openvino_*: Hugging Face snapshots, with a detokenizer for
+# text generation.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
@@ -84,7 +84,7 @@ BACKENDS = frozenset(row.backend for row in FORMATS)
 
 
 MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
-"""Backend `auto` takes the files of these, and chooses among them."""
+"""Backends with files that the backend `auto` accepts and chooses an engine for."""
 
 
 def identify(
@@ -95,14 +95,14 @@ def identify(
     *,
     measured: bool = False,
 ) -> Notes:
-    """Fills in name, backend, platform and default_model_filename where they can be deduced.
+    """Fill in name, backend, platform and default_model_filename where they can be deduced.
 
-    `filenames` are those in the folder of each version, the lowest version first.
+    `filenames` are the file names in each version's folder, the lowest version first. With `measured`, a model file
+    without a configured backend selects `auto`, if it accepts the file.
 
-    Like Triton's ``AutoCompleteBackendFields``, with three additions: any file name with a known extension counts; so
-    do the files in all version directories, not only in the first; and a backend that is none of the `backends` but
-    goes by another name, or is misspelt and the model's file shows which one is meant, gets its real name, of which the
-    notes tell. If `measured`, a file in place of a backend stands for `auto`, where that takes it.
+    Like Triton's ``AutoCompleteBackendFields``, with three additions. Any file name with a known suffix counts. The
+    files of all version directories count, not only of the first. A backend that is not one of `backends` is renamed if
+    it is an alias, or a misspelling that the model's file resolves; the returned notes report this.
     """
     if not message.name:
         message.name = name
@@ -124,7 +124,7 @@ def identify(
 
 
 def _rename(message: pb.ModelConfig, filenames: Sequence[Collection[str]], backends: Collection[str]) -> Notes:
-    """Puts the real name in the place of another one of a backend, which may also be written as the platform."""
+    """Replace an alias or misspelling of a backend, given as backend or platform, by its real name."""
     written, field = message.backend, "backend"
     if not written and message.platform not in PLATFORMS and message.platform != ENSEMBLE:
         written, field = message.platform, "platform"
@@ -149,7 +149,7 @@ def _rename(message: pb.ModelConfig, filenames: Sequence[Collection[str]], backe
 
 
 def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]]) -> ModelFormat | None:
-    """Return the format of the model's file, as the configuration names it or as the directory holds it."""
+    """Return the format of the model's file, which the configuration names or the directory contains."""
     filename = Path(message.default_model_filename)
     if filename.name:
         beside = frozenset[str]().union(*filenames)
@@ -162,25 +162,25 @@ def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]
         for row in FORMATS:
             if message.backend in ("", row.backend) and (file := row.file_in(names)):
                 return row._replace(filename=file)
-    # Triton's last resort: a model called `x.identity` is for the backend `identity`.
+    # Triton's last resort: a model named `x.identity` uses the backend `identity`.
     backend = message.name.partition(".")[2]
     return ModelFormat(f"model.{backend}", backend) if backend and not message.backend else None
 
 
 def version_filenames(folder: Path) -> list[frozenset[str]]:
-    """The names in the folder of each version of a model, the lowest version first; none if there is no such folder.
+    """Return the names in each version's folder, the lowest version first; empty if the model has no folder.
 
-    Below it, only the folders that may hold the model's file are looked into.
+    Only subfolders that may contain the model's file are searched.
     """
     try:
         versions = sorted(filter(None, (parse_directory(entry.name) for entry in folder.iterdir())))
         return [frozenset(names_in(folder / str(version))) for version in versions]
-    except OSError:  # there is no folder, or it is a file
+    except OSError:  # no folder, or a file
         return []
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Yield the names in a version's folder, and in the folders below that may hold the model's. Raises OSError."""
+    """Yield the names in a version's folder and in subfolders that may contain the model. Raises OSError."""
     for entry in folder.iterdir():
         yield entry.name
         if entry.name in _SUBFOLDERS and entry.is_dir():
@@ -188,13 +188,13 @@ def names_in(folder: Path) -> Iterator[str]:
 
 
 def only_lacks_backend(error: ModserveError) -> bool:
-    """True if the only fault of a configuration is that it does not name its backend."""
+    """Return True if a missing backend is the only fault of a configuration."""
     problems = error.problems if isinstance(error, ConfigurationError) else ()
     return len(problems) > 0 and all(problem.text.startswith(_NO_BACKEND) for problem in problems)
 
 
 def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:
-    """`directory` is the name of the model's directory."""
+    """Check platform and backend. `directory` is the name of the model's directory."""
     name, platform, backend = message.name, message.platform, message.backend
     if name != directory:
         rule = f'directory name must equal model name; write name: "{directory}", or leave the name out'
@@ -204,7 +204,7 @@ def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:
             rule = f"must have platform type '{platform}' and empty backend type"
             yield ("backend",), f"Ensemble model '{name}' {rule}"
     elif not (backend or platform or message.default_model_filename or "." in directory):
-        # Like Triton, whether automatic completion is on or off.
+        # As in Triton, with or without auto-completion.
         cause = f"Could not determine backend for model '{directory}' with no backend in model configuration."
         yield (), f"{_NO_BACKEND}{cause} Expected model name of the form 'model.<backend_name>'."
     elif not backend:
@@ -229,7 +229,7 @@ def validate_versions(message: pb.ModelConfig) -> Faults:
 
 
 def version_policy(message: pb.ModelConfig) -> VersionPolicy:
-    """Return the version policy. Like Triton, takes a policy without a choice for all versions."""
+    """Return the version policy. As in Triton, a policy without a choice means all versions."""
     policy = message.version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "latest" or not message.HasField("version_policy"):
@@ -242,9 +242,9 @@ _MOST_SHOWN = 100
 
 
 def filename_fault(filename: str, description: str, where: str) -> str:
-    """Return the fault of the name of a file that is to be below a directory; empty if there is none.
+    """Return the fault of a file name that must be below a directory; empty if there is none.
 
-    `description` is the file in words, with ``{}`` in place of its name, and `where` the directory.
+    `description` describes the file, with ``{}`` for its name; `where` describes the directory.
     """
     shown = description.replace("{}", filename if len(filename) <= _MOST_SHOWN else f"{filename[:_MOST_SHOWN]}…")
     if os.path.isabs(filename) or os.path.normpath(filename).split(os.sep)[0] == os.pardir:

@@ -1,4 +1,4 @@
-"""``model_metrics``: the buckets of a model's histograms on the metrics page."""
+"""``model_metrics``: histogram buckets of a model on the metrics page."""
 
 import math
 
@@ -9,11 +9,11 @@ from ..text.problems import Faults, FieldPath, Problems
 
 _HERE = "model_metrics"
 _MOST = 200
-"""Buckets of one histogram: each is a line of the page."""
+"""Limit of a histogram's buckets, as each is a line of the page."""
 
 
 def histogram_buckets(message: pb.ModelConfig) -> dict[str, tuple[float, ...]]:
-    """Upper bounds by family, in the family's unit, without those that break a rule."""
+    """Return valid upper bounds by family, in the family's unit."""
     return {
         control.metric_identifier.family: tuple(control.histogram_options.buckets)
         for control in message.model_metrics.metric_control
@@ -22,7 +22,7 @@ def histogram_buckets(message: pb.ModelConfig) -> dict[str, tuple[float, ...]]:
 
 
 def warn(message: pb.ModelConfig, problems: Problems) -> None:
-    """Triton has families that are not here, and others."""
+    """Warn about families without configurable buckets, such as other metrics of Triton."""
     for index, control in enumerate(message.model_metrics.metric_control):
         family = control.metric_identifier.family
         if family and family not in HISTOGRAM_FAMILIES:

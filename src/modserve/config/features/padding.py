@@ -1,6 +1,6 @@
-"""Model parameters whose keys begin with ``padding.``: requests of different lengths in one batch.
+"""Model parameters ``padding.*``: batches of requests with different lengths.
 
-Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
+Some keys end with the name of a tensor, such as ``padding.axis.input_ids``.
 """
 
 import math
@@ -19,7 +19,7 @@ from .parameters import ParameterSetting, choice, fault, special_scheduling, val
 PREFIX = "padding."
 AXIS, VALUE, UNPAD, MASK = "padding.axis.", "padding.value.", "padding.unpad.", "padding.mask"
 _OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"}
-"""Beginning of a key → the side of the tensors whose names may follow it."""
+"""Prefix of a key with a tensor name → ``input`` or ``output``, the kind of tensor."""
 
 _SETTINGS: Mapping[str, ParameterSetting] = {
     "padding.policy": ParameterSetting("policy", choice(**{policy.value: policy for policy in PaddingPolicy})),
@@ -75,19 +75,19 @@ def padding(message: pb.ModelConfig) -> Padding | None:
 
 
 def normalise(message: pb.ModelConfig) -> None:
-    """Clients may leave out the mask, and see that they may."""
+    """Mark the mask as an optional input, visible to clients."""
     for tensor in message.input:
         if tensor.name == mask(message):
             tensor.optional = True
 
 
 def mask(message: pb.ModelConfig) -> str | None:
-    """Return the name of the mask, None if there is none."""
+    """Return the name of the mask; None if there is none."""
     return message.parameters[MASK].string_value if MASK in message.parameters else None
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Return the beginning of a key that names a tensor, and the name; both empty for other keys."""
+    """Split a key into its prefix and the tensor's name; both are empty for keys without one."""
     for family in _OF_TENSORS:
         if key.startswith(family) and len(key) > len(family):
             return family, key[len(family) :]
@@ -155,7 +155,7 @@ def _value_faults(text: str, tensor: AnyTensor, message: pb.ModelConfig) -> Iter
 
 
 def _describe_expected(text: str, datatype: Datatype) -> str | None:
-    """Return a description of the values of this datatype if `text` is not one of them, else None."""
+    """Return a description of the datatype's values if `text` is not one of them, else None."""
     if datatype.json_kind == "bool":
         return None if text in ("true", "false") else "true or false"
     if datatype.json_kind == "int":
@@ -187,7 +187,7 @@ def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) 
 
 
 def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:
-    """True if the model has no batch dimension, and the engine cannot find one either."""
+    """Return True if the model has no batch dimension and the engine cannot add one."""
     return message.max_batch_size <= 0 and not (partial and not (message.input and message.output))
 
 

@@ -1,7 +1,7 @@
-"""Ragged inputs, ``batch_input`` and ``batch_output``: the inputs and outputs of whole batches.
+"""Ragged inputs, and ``batch_input`` and ``batch_output``, the inputs and outputs of whole batches.
 
-The rules and texts are Triton's: those by themselves from the core (``ValidateBatchIO``), those against the model from
-the ONNX Runtime backend.
+Rules and texts follow Triton: its core (``ValidateBatchIO``) for the configuration, and its ONNX Runtime backend for
+the comparison with the model.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
@@ -16,7 +16,7 @@ from ..text.problems import Faults, FieldPath
 from .common import AnyTensor
 
 _DATATYPES = {pb.TYPE_INT32: dtypes.INT32, pb.TYPE_FP32: dtypes.FP32}
-"""Datatypes that a batch input may have."""
+"""Allowed datatypes of batch inputs."""
 
 
 def is_ragged(tensor: AnyTensor) -> bool:
@@ -24,12 +24,12 @@ def is_ragged(tensor: AnyTensor) -> bool:
 
 
 def targets(message: pb.ModelConfig) -> Set[str]:
-    """Return the model's inputs that are batch inputs."""
+    """Return the names of the model's batch inputs."""
     return {name for batch_input in message.batch_input for name in batch_input.target_name}
 
 
 def batch_outputs(message: pb.ModelConfig) -> dict[str, str]:
-    """Output → the input whose shapes it has."""
+    """Return the source input of each batch output, which has the same shapes."""
     return {
         name: batch_output.source_input[0]
         for batch_output in message.batch_output
@@ -55,7 +55,7 @@ def _has_kind(batch_input: pb.BatchInput) -> bool:
     return batch_input.kind in pb.BatchInput.Kind.values()
 
 
-# The rules by themselves
+# Rules for the configuration
 
 
 def validate(message: pb.ModelConfig, partial: bool) -> Faults:
@@ -86,7 +86,7 @@ def validate(message: pb.ModelConfig, partial: bool) -> Faults:
 
 
 def _source_faults(side: str, index: int, kind: str, sources: Sequence[str], inputs: Collection[str] | None) -> Faults:
-    """`inputs` is None while they are unknown."""
+    """Yield faults of source inputs. `inputs` is None while unknown."""
     path: FieldPath = (f"batch_{side}", index, "source_input")
     if len(sources) != 1:
         yield path, f"batch {side} kind '{kind}' expects 1 source input, got {len(sources)}"
@@ -96,7 +96,7 @@ def _source_faults(side: str, index: int, kind: str, sources: Sequence[str], inp
 
 
 def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
-    """Stricter than Triton, where an input with two sources loses the content of one."""
+    """Yield faults of target names. Stricter than Triton, where an input with two sources loses one's content."""
     here: FieldPath = ("batch_input", index, "target_name")
     others = {tensor.name for tensor in message.input}
     for earlier in message.batch_input[:index]:
@@ -113,7 +113,7 @@ def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
 def _scatter_faults(
     scattered: pb.BatchOutput, inputs: Mapping[str, AnyTensor], outputs: Mapping[str, AnyTensor], batching: bool
 ) -> Iterator[str]:
-    """Yield the dimensions of responses that the source input would not determine."""
+    """Yield faults for response dimensions that the source input does not determine."""
     source = inputs.get(next(iter(scattered.source_input), ""))
     if source is None:
         return
@@ -135,7 +135,7 @@ def _model_dims(tensor: AnyTensor) -> list[int]:
     return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
-# Against the model
+# Comparison with the model
 
 
 def compare(message: pb.ModelConfig, description: ModelDescription) -> Faults:
@@ -160,7 +160,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription) -> Faults:
 
 
 def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> Iterator[str]:
-    """Stricter than Triton, where every request would fail."""
+    """Yield faults of a batch input. Stricter than Triton, where every request would fail."""
     datatype, provided = pb.DataType.Name(batch_input.data_type), tensor.datatype.config_name
     if datatype != provided:
         yield f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides {provided}"

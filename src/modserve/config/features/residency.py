@@ -1,4 +1,4 @@
-"""Model parameters whose keys begin with ``residency.``: when a model comes into memory, and when it leaves it."""
+"""Model parameters ``residency.*``: rules for loading a model into memory and evicting it."""
 
 from collections.abc import Mapping
 from typing import Any

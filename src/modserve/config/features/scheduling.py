@@ -1,4 +1,4 @@
-"""``dynamic_batching``, and parameters whose keys begin with ``scheduling.``: more settings for it, and admission."""
+"""``dynamic_batching``, and model parameters ``scheduling.*``: further batcher settings, and admission."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -25,13 +25,13 @@ BATCHER: Mapping[str, ParameterSetting] = {
     "scheduling.max_batch_elements": ParameterSetting("max_batch_elements", whole_number(1)),
     "scheduling.grow_batches": ParameterSetting("measured_sizes", choice(measured=True, always=False)),
 }
-"""The fields of `core.configuration.model_config.DynamicBatching`."""
+"""Parameters for fields of `core.configuration.model_config.DynamicBatching`."""
 ADMISSION: Mapping[str, ParameterSetting] = {
     _ADMISSION: ParameterSetting("by_deadline", choice(off=False, deadline=True)),
     _LATENCY_GOAL: ParameterSetting("latency_goal_ns", whole_number(1, scale=1000), needs=_ADMISSION),
     "scheduling.overload_status": ParameterSetting("too_many", choice(**{"503": False, "429": True})),
 }
-"""The fields of `core.configuration.model_config.Admission`, which any model may have."""
+"""Parameters for fields of `core.configuration.model_config.Admission`, allowed for any model."""
 SETTINGS: Mapping[str, ParameterSetting] = {**BATCHER, **ADMISSION}
 
 
@@ -98,18 +98,18 @@ def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
 
 
 def _shows_order(message: pb.ModelConfig) -> bool:
-    """True if clients can see, or rely on, the order in which requests are executed.
+    """Return True if clients can observe or rely on the order of execution.
 
-    They ask for it with `preserve_ordering`; the responses of decoupled models leave as their requests run.
+    They request it with `preserve_ordering`. Decoupled models send their responses in the order of execution.
     """
     return message.dynamic_batching.preserve_ordering or message.model_transaction_policy.decoupled
 
 
 def _queue_policy(policy: pb.ModelQueuePolicy, ordered: bool) -> QueuePolicy:
-    """Return the queue policy. If responses are `ordered`, no request goes behind others: their responses would wait.
+    """Return the queue policy. With `ordered` responses, no request is delayed, as later responses would wait for it.
 
-    Like Triton, the validation refuses a policy that delays by its own default there; this is for the time-outs that
-    requests bring.
+    As in Triton, validation refuses a policy with `delay` and a default time-out in this case. This covers time-outs
+    set by requests.
     """
     return QueuePolicy(
         policy.max_queue_size,
@@ -146,7 +146,7 @@ def _faults(key: str, text: str, message: pb.ModelConfig) -> Iterator[str]:
 
 
 def _goal_faults(message: pb.ModelConfig) -> Faults:
-    """Requests that wait for others until the latency goal is over cannot meet it."""
+    """Yield a fault if the queue delay reaches the latency goal, as delayed requests would miss it."""
     admission = values(message, ADMISSION)
     goal_us = admission.get("latency_goal_ns", 0) // 1000
     if not goal_us or not admission.get("by_deadline"):

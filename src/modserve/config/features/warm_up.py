@@ -1,7 +1,7 @@
-"""``model_warmup``: the samples that each instance runs before it takes requests.
+"""``model_warmup``: samples that each instance runs before it takes requests.
 
-Triton looks at most of this only when it makes the instances, where its core or the backend refuses the requests made
-of a sample. Here all of it is a rule of the configuration, with its place in the file.
+Triton checks most of this only when it creates the instances: its core or the backend refuses a sample's requests. Here
+everything is checked with the configuration, with positions in the file.
 """
 
 import os
@@ -23,15 +23,15 @@ from .common import DATATYPES
 _HERE = "model_warmup"
 _KINDS = {kind.value: kind for kind in DataKind}
 _MOST_BYTES = 1 << 31
-"""Size limit of a sample for one row of an input: a typing error in `dims` must not take all memory."""
+"""Size limit of one input row in bytes: a typing error in `dims` must not exhaust the memory."""
 _FILLS_IN = frozenset({"auto"})
-"""Backends whose samples may leave inputs out, for which data is made up."""
+"""Backends that generate data for inputs missing in a sample."""
 _MOST_ROWS = 1 << 16
-"""The largest `batch_size` of a sample, and with it the requests that it is made of."""
+"""Largest `batch_size` of a sample, which is also the number of its requests."""
 
 
 def warm_ups(message: pb.ModelConfig) -> tuple[WarmUp, ...]:
-    """The samples to run, without inputs that break a rule. As in Triton, those without a batch size are left out."""
+    """Return the samples to run, with valid inputs only. As in Triton, samples without a batch size are skipped."""
     return tuple(
         WarmUp(
             _label(message, index),
@@ -70,13 +70,13 @@ def warn(message: pb.ModelConfig, problems: Problems) -> None:
             )
 
 
-# The rules
+# Rules
 
 
 def validate(message: pb.ModelConfig, partial: bool, directory: Path | None) -> Faults:
-    """`directory` is that of the model, with its files; None while these are not at hand."""
+    """Yield faults of the samples. `directory` is the model's directory; None if its files are not available."""
     if message.HasField("ensemble_scheduling"):
-        return  # it is refused there
+        return  # refused by the ensemble's rules
     for index, sample in enumerate(message.model_warmup):
         label = f"warm-up sample '{_label(message, index)}'"
         for path, text in _sample_faults(sample, message, partial, directory):
@@ -121,7 +121,7 @@ def _batch_size_fault(size: int, most: int, partial: bool) -> str:
 
 
 def _special_inputs(message: pb.ModelConfig) -> Mapping[str, tuple[int, Shape | None]]:
-    """Return the inputs that the server makes for sequences: a sample may have values of its own for them."""
+    """Return the sequence controls and states, which the server adds; a sample may set their values."""
     batching = sequences.sequence_batching(message)
     if batching is None:
         return {}
@@ -169,7 +169,7 @@ def _fit(dims: Shape, got: Shape) -> bool:
 
 
 def _file_fault(value: pb.ModelWarmup.Input, directory: Path) -> str:
-    """Return the fault of an input's file; empty if there is none, or no file."""
+    """Return the fault of an input's file; empty if there is no fault or no file."""
     made = _input(value)
     if made is None or made.kind is not DataKind.FILE or any(size < 0 for size in made.dims):
         return ""

@@ -1,4 +1,4 @@
-"""Problems of a configuration, their places, and the report that a person reads."""
+"""Problems of a configuration, their positions, and the report."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeAlias
 from modserve.core.errors import Code, ModserveError
 
 FieldPath: TypeAlias = tuple[str | int, ...]
-"""A place in the message: field names, element numbers and map keys, e.g. ``("input", 0, "dims")``."""
+"""Path to a field: field names, element numbers and map keys, such as ``("input", 0, "dims")``."""
 Faults: TypeAlias = Iterator[tuple[FieldPath, str]]
-"""Broken rules: the field and what is wrong with it. An empty path stands for the whole configuration."""
+"""Broken rules, as field path and fault. An empty path stands for the whole configuration."""
 
 _MOST = 50
 _SHOWN_WIDTH = 120
@@ -19,7 +19,7 @@ _ELLIPSIS = "…"
 
 
 class Position(NamedTuple):
-    """A character of the file; both numbers start at 1."""
+    """Position in the file; both numbers start at 1."""
 
     line: int
     column: int
@@ -28,23 +28,23 @@ class Position(NamedTuple):
 class Problem(NamedTuple):
     text: str
     position: Position | None = None
-    """None for a problem of the file as a whole."""
+    """None for a problem of the whole file."""
     default: bool = False
-    """A note on a value that the server filled in, and that is likely to be right."""
+    """True for a note on a value that the server filled in, which is likely to be right."""
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A configuration's text, and the position of each field in it."""
+    """Text of a configuration, with the position of each field."""
 
     path: Path
     text: str = ""
     positions: Mapping[FieldPath, Position] = field(default_factory=dict)
     label: str = ""
-    """The name of the source in reports; the path if empty."""
+    """Name of the source in reports; the path if empty."""
 
     def locate(self, path: FieldPath) -> Position | None:
-        """The position of a field, or of the nearest block around a field that is absent; None if there is neither."""
+        """Return the position of a field, or of the innermost block around an absent field; None if neither exists."""
         for length in range(len(path), 0, -1):
             position = self.positions.get(path[:length])
             if position is not None:
@@ -53,23 +53,23 @@ class SourceText:
 
     def headline(self, problem: Problem) -> str:
         if problem.default and problem.position is None:
-            return problem.text  # it names the model, and there may be no file
+            return problem.text  # the text names the model, and there may be no file
         place = "" if problem.position is None else f":{problem.position.line}:{problem.position.column}"
         return f"{self.label or self.path}{place}: {problem.text}"
 
     def render(self, problem: Problem) -> str:
-        """Return the headline; below it, for a problem with a position, the line and a caret."""
+        """Return the headline, followed by the line and a caret for a problem with a position."""
         return "\n".join([self.headline(problem), *(f"    {line}" for line in self.excerpt(problem))])
 
     def excerpt(self, problem: Problem) -> tuple[str, ...]:
-        """The line of a problem and below it a caret, as far as they fit on a screen; nothing without a position."""
+        """Return the line of a problem and a line with a caret, cut to the screen; empty without a position."""
         if problem.position is None:
             return ()
         return _excerpt(self.text.split("\n")[problem.position.line - 1], problem.position.column - 1)
 
 
 class ConfigurationError(ModserveError):
-    """A configuration with problems. The message is the report of all of them; `problems` has them one by one."""
+    """Invalid configuration. The message is the report of all problems; `problems` lists them."""
 
     def __init__(self, message: str, source: SourceText = SourceText(Path()), problems: Sequence[Problem] = ()) -> None:
         super().__init__(Code.INVALID_ARG, message)
@@ -81,13 +81,13 @@ class ConfigurationError(ModserveError):
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that a terminal might obey instead of showing them; tabs and line ends are harmless."""
+"""Control characters that a terminal might interpret, except tabs and line ends."""
 
 
 class Problems:
-    """Collects problems, each of them once, and notes: what is understood and has no effect, or not the usual one.
+    """Collects distinct problems, and notes on settings without their usual effect.
 
-    `only` decides by field which new problems count; the initial `problems` always do.
+    `only` decides by field which new problems count; the initial `problems` always count.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class Problems:
 
     @property
     def warnings(self) -> list[str]:
-        """The notes on what has no effect, or not the usual one, as lines for the log."""
+        """Notes on settings without their usual effect, as lines for the log."""
         return [self._source.headline(note) for note in self.notes if not note.default]
 
     @property
     def defaults(self) -> list[str]:
-        """The notes on values that the server filled in, as lines for the log."""
+        """Notes on values that the server filled in, as lines for the log."""
         return [self._source.headline(note) for note in self.notes if note.default]
 
     def add(self, path: FieldPath, text: str) -> None:
-        """Adds a problem of a field; an empty path stands for the whole file."""
+        """Add a problem of a field; an empty path stands for the whole file."""
         if self._only(path):
             self._problems[Problem(text, self._source.locate(path))] = None
 
@@ -126,11 +126,11 @@ class Problems:
         self.notes.append(Problem(text, self._source.locate(path)))
 
     def fill_in(self, path: FieldPath, text: str) -> None:
-        """Adds a note on a value that the server filled in."""
+        """Add a note on a value that the server filled in."""
         self.notes.append(Problem(text, self._source.locate(path), default=True))
 
     def raise_if_any(self) -> None:
-        """Raises ConfigurationError with all problems, by position; those of the whole file come last."""
+        """Raise ConfigurationError with all problems by position, followed by problems of the whole file."""
         if self._problems:
             order = sorted(self._problems, key=lambda each: (each.position is None, each.position or (0, 0)))
             raise ConfigurationError(self._report(order), self._source, order)
@@ -143,19 +143,19 @@ class Problems:
 
 
 def printable(text: str) -> str:
-    """Return the text without what no wire can carry and what a terminal might obey."""
-    # The lone surrogates stand for bytes that are not UTF-8.
+    """Replace lone surrogates, which cannot be encoded, and control characters, which a terminal might interpret."""
+    # Lone surrogates stand for bytes that are not UTF-8.
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def show(path: FieldPath) -> str:
-    """Return a field path in the form that people write: ``input[0].dims``."""
+    """Format a field path, such as ``input[0].dims``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _excerpt(line: str, column: int) -> tuple[str, str]:
-    """A line without its indentation, and the line below with the caret; a long line is cut around the column."""
+    """Return a line without indentation and a line with the caret. A long line is cut around the column."""
     line = line.rstrip()
     indentation = min(len(line) - len(line.lstrip()), column)
     line, column = line[indentation:], column - indentation
@@ -166,5 +166,5 @@ def _excerpt(line: str, column: int) -> tuple[str, str]:
             (_ELLIPSIS if start else "") + line[start:end] + (_ELLIPSIS if end < len(line) else ""),
             column - start + bool(start),
         )
-    # Tabs stay tabs, so that the caret is in the right column whatever their width.
+    # Tabs are kept, so that the caret is in the right column whatever their width.
     return line, re.sub(r"[^\t]", " ", line[:column].ljust(column)) + "^"

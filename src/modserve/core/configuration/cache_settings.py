@@ -1,4 +1,4 @@
-"""Settings of the server's response cache (``--cache-config``)."""
+"""Settings of the response cache (``--cache-config``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ PASSWORD_VARIABLE = "TRITONCACHE_REDIS_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Address and time-outs of a Redis server. The names are those of Triton's options."""
+    """Address and time-outs of a Redis server, under the names of Triton's options."""
 
     host: str
     port: int
@@ -18,9 +18,9 @@ class RedisSettings:
     password: str = field(default="", repr=False)
     db: int = 0
     connect_timeout_s: float = 1.0
-    """Time-out of a connection. No request waits for one longer than `socket_timeout_s`."""
+    """Connection time-out. Requests wait for a connection for at most `socket_timeout_s`."""
     socket_timeout_s: float = 0.1
-    """The longest that a request waits for the cache, in all."""
+    """Maximum total time that a request waits for the cache."""
     pool_size: int = 8
     tls: bool = False
     cert: str = ""
@@ -40,12 +40,12 @@ class RedisSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Cache settings. Without `size` and `redis`, there is no cache."""
+    """Cache settings. Without `size` and `redis` there is no cache."""
 
     size: int = 0
-    """Bytes of the cache in this process."""
+    """Size of the cache in this process, in bytes."""
     ttl_s: float = 0
     """Maximum age of a response; 0: unlimited."""
     entry_size: int = 0
-    """Bytes of the largest cached response; 0: any size that fits."""
+    """Size limit of a cached response in bytes; 0: any size that fits."""
     redis: RedisSettings | None = None

@@ -1,4 +1,4 @@
-"""Configuration of a model as frozen values: the fields that modserve uses. `config/` makes them."""
+"""Configuration of a model as frozen values, with the fields that modserve uses. `config/` creates them."""
 
 import enum
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ class InstanceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output of a model. `dims` leave out the batch dimension; -1 stands for any size.
+    """An input or output of a model. `dims` exclude the batch dimension; -1 stands for any size.
 
-    `reshape` is the shape the model itself sees in place of `dims`, None where it is the same. `ragged`: the model gets
+    `reshape` is the shape that the model receives instead of `dims`, None if equal. With `ragged`, the model receives
     the elements of all requests in one dimension, so that their shapes may differ.
     """
 
@@ -44,7 +44,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Amount of a resource of the server, or of the instance's device, that each execution needs."""
+    """Amount of a resource of the server, or of the instance's device, needed by each execution."""
 
     name: str
     count: int
@@ -53,33 +53,33 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """Group of `count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
+    """Group of `count` instances of one kind; for KIND_GPU, `count` instances on each of `gpus`."""
 
     name: str
     kind: InstanceKind
     count: int
     gpus: tuple[int, ...] = ()
     resources: tuple[Resource, ...] = ()
-    """Needs of each execution, under the rate limiter."""
+    """Resources of each execution, under the rate limiter."""
     priority: int = 1
-    """Priority under the rate limiter: an instance of 2 gets half as many turns as one of 1."""
+    """Priority under the rate limiter: an instance with 2 gets half as many turns as one with 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """Limits of the number of waiting requests of a level and of their waiting time."""
+    """Limits on the number and the waiting time of a level's waiting requests."""
 
     max_queue_size: int = 0
-    """Requests that may wait; 0 = no limit."""
+    """Maximum number of waiting requests; 0 = unlimited."""
     default_timeout_ns: int = 0
     """Maximum waiting time of a request; 0 = unlimited."""
     delay: bool = False
-    """True to move a request that waited too long behind the others of its level, instead of refusing it."""
+    """True to move an expired request behind the others of its level instead of refusing it."""
     allow_timeout_override: bool = False
-    """Requests may shorten `default_timeout_ns` by their ``timeout`` parameter."""
+    """True if requests may shorten `default_timeout_ns` with their ``timeout`` parameter."""
 
     def timeout_ns(self, asked_ns: int) -> int:
-        """Return the maximum wait of a request with `asked_ns` as its ``timeout`` parameter; 0 = unlimited, for both.
+        """Return the maximum wait of a request with the ``timeout`` parameter `asked_ns`; 0 = unlimited, for both.
 
         Follows Triton (core, PolicyQueue::Enqueue), but the request's own time-out also applies if the policy has none.
         """
@@ -98,7 +98,7 @@ class Admission:
     latency_goal_ns: int = 0
     """Refuse requests that are likely to take longer than this; 0 = no goal."""
     too_many: bool = False
-    """Overload is the client's fault (HTTP 429, RESOURCE_EXHAUSTED), not the server's (503, UNAVAILABLE)."""
+    """True to report overload as the client's fault (HTTP 429, RESOURCE_EXHAUSTED) instead of 503, UNAVAILABLE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +108,27 @@ class DynamicBatching:
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
     preserve_ordering: bool = False
-    """Responses leave in the order of the requests."""
+    """True to send responses in the order of the requests."""
     priority_levels: int = 0
-    """1 is the most urgent, 0 = there are no priorities."""
+    """Number of levels, of which 1 is the most urgent; 0 = no priorities."""
     default_priority_level: int = 0
     default_policy: QueuePolicy = QueuePolicy()
     level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
     """Policies of the levels that differ from the default."""
     look_ahead: int = 1024
-    """Maximum number of arrivals after a batch's first request for a request to join it, past those of other shapes."""
+    """Maximum number of requests, of any shape, between a batch's first request and one that joins it."""
     ageing_ns: int = 0
-    """A request counts as a level more urgent for each such time it has waited; 0 = never."""
+    """Waiting time that makes a request one level more urgent; 0 = never."""
     separate_by: tuple[str, ...] = ()
-    """Request parameters: only requests with equal values of them share a batch."""
+    """Names of request parameters. Only requests with equal values share a batch."""
     batch_sizes: tuple[int, ...] = ()
-    """The only sizes that are executed, ascending: rows are added up to the next one. Empty: any size."""
+    """Allowed sizes of executions, ascending. Batches are padded with rows to the next size. Empty: any size."""
     max_batch_elements: int = 0
-    """Maximum elements of a batch: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
+    """Maximum elements of a batch: rows times length with padding, the sum for ragged inputs; 0 = unlimited."""
 
     measured_sizes: bool = False
-    """True to stop the growth of batches at the size above which, by measured run times, they gain nothing. For models
-    without padding; False: batches are as large as they can be."""
+    """True to limit batches to the size above which measured run times show no gain, for models without padding. False:
+    batches are as large as possible."""
 
     def policy(self, level: int) -> QueuePolicy:
         return self.level_policies.get(level, self.default_policy)
@@ -136,7 +136,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """An engine inside the engine, of ``optimization.execution_accelerators``; its parameters are its own."""
+    """An accelerator of the engine from ``optimization.execution_accelerators``, with its own parameters."""
 
     name: str
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -147,11 +147,11 @@ class ModelLimits:
     """Limits of a model's requests in flight and execution time, and its cache sharing between tenants."""
 
     max_accepted_requests: int = 0
-    """Requests that are accepted and not settled; 0: any number."""
+    """Maximum number of requests in flight; 0: unlimited."""
     execution_timeout_ns: int | None = None
     """Time-out of an execution; 0: none. None: the server's option applies."""
     share_cache: bool = False
-    """A tenant may get the kept response to the request of another one."""
+    """True if tenants share cached responses."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class ModelConfig:
     backend: str
     platform: str = ""
     max_batch_size: int = 0
-    """0: the model's tensors have no batch dimension. Otherwise the first dimension is one, and this its cap."""
+    """Maximum size of the first dimension, the batch dimension; 0: tensors have no batch dimension."""
     default_batch_size: bool = False
-    """Neither the configuration nor the model says `max_batch_size`: it is the backend's default."""
+    """True if `max_batch_size` is the backend's default, as neither the configuration nor the model sets it."""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     version_policy: VersionPolicy = field(default_factory=lambda: VersionPolicy(latest=1))
@@ -174,39 +174,39 @@ class ModelConfig:
     sequence_batching: SequenceBatching | None = None
     padding: Padding | None = None
     text: TextSettings = NO_TEXT_SETTINGS
-    """Text handling, for the front ends that take texts."""
+    """Settings for front ends that accept texts."""
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: Mapping[str, str] = field(default_factory=dict)
-    """Outputs to divide among the requests by the shapes of an input, which is the value."""
+    """Output → source input. Its shapes divide the output among the requests."""
     ensemble: EnsembleConfig | None = None
-    """The steps, for a model that is made of others and has no engine of its own."""
+    """Steps of an ensemble, which has no engine of its own."""
     default_model_filename: str = ""
     decoupled: bool = False
     residency: ResidencyRules = NO_RULES
     """Rules for loading the model into memory and evicting it."""
     limits: ModelLimits = ModelLimits()
     cached: bool = False
-    """True to cache its responses, if the server has a response cache."""
+    """True to cache responses, if the server has a response cache."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Upper bounds of the model's histograms that have not the usual ones, by family."""
+    """Upper bounds of histograms by family, where they differ from the default."""
     warm_ups: tuple[WarmUp, ...] = ()
-    """Samples that each instance runs before it takes requests: ``model_warmup``."""
+    """Samples of ``model_warmup``, which each instance runs before it takes requests."""
     routing: Routing | None = None
     """Division of requests without a version between the model's versions, unless a client sets it."""
     runtime: str = ""
-    """Implementation of the backend that runs the model, where there are several."""
+    """Implementation of the backend, if it has several."""
     graph_optimization_level: int | None = None
-    """``optimization.graph.level``; None when the configuration does not set it."""
+    """``optimization.graph.level``; None if not configured."""
     gpu_accelerators: tuple[Accelerator, ...] = ()
-    """Accelerators of the instances on GPUs, in order of preference."""
+    """Accelerators for instances on GPUs, in order of preference."""
     cpu_accelerators: tuple[Accelerator, ...] = ()
-    """Accelerators of all instances, after those for GPUs."""
+    """Accelerators for all instances, tried after `gpu_accelerators`."""
     checksums: tuple[Checksum, ...] = ()
-    """Digests that files must have, by the ``checksum`` agent of ``model_repository_agents``."""
+    """Expected digests of files, from the ``checksum`` agent of ``model_repository_agents``."""
     operation_libraries: tuple[str, ...] = ()
-    """Shared libraries with operators of the model's own: ``model_operations.op_library_filename``."""
+    """Shared libraries with custom operators: ``model_operations.op_library_filename``."""
 
     @cached_property
     def inputs_by_name(self) -> dict[str, TensorSpec]:
@@ -230,23 +230,23 @@ class ModelConfig:
 
     @cached_property
     def state_outputs(self) -> tuple[str, ...]:
-        """The outputs that are kept for the next request of a sequence."""
+        """Outputs that become states for the next request of a sequence."""
         sequences = self.sequence_batching
         return () if sequences is None else tuple(name for name, _ in sequences.state_outputs)
 
     @cached_property
     def deviations(self) -> set[str]:
-        """The outputs of which the log has said that they are not as configured: once is enough."""
+        """Outputs already reported in the log as different from the configuration."""
         return set()
 
     @cached_property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The only sizes that are executed, ascending; empty: any size."""
+        """Allowed sizes of executions, ascending; empty: any size."""
         return () if self.dynamic_batching is None else self.dynamic_batching.batch_sizes
 
     @property
     def fills_up(self) -> bool:
-        """True if batches may have padding elements, which belong to no request."""
+        """True if batches may contain padding elements."""
         return self.padding is not None or bool(self.batch_sizes)
 
     @property
@@ -256,11 +256,11 @@ class ModelConfig:
 
     @property
     def served_platform(self) -> str:
-        """The platform in model metadata: the legacy name if the configuration has one, else the backend."""
+        """Platform in model metadata: the configured legacy name, else the backend."""
         return self.platform or self.backend
 
     def batch_size_remedy(self, size: str = "N") -> str:
-        """Say how to allow batches of `size`, in a line after an error; empty unless `max_batch_size` is a default."""
+        """Return a hint for errors on allowing batches of `size`; empty unless `max_batch_size` is a default."""
         if not self.default_batch_size:
             return ""
         return (
@@ -270,27 +270,27 @@ class ModelConfig:
         )
 
     def full_dims(self, spec: TensorSpec) -> Shape:
-        """Return the dims that clients see: with -1 in front for the batch dimension of a batching model."""
+        """Return the dims as shown to clients, with a leading -1 for the batch dimension of a batching model."""
         return (-1, *spec.dims) if self.batching else spec.dims
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedTensor:
-    """A tensor as the model file describes it: `shape` is complete, a batch dimension included; -1 = variable."""
+    """A tensor as described by the model file. `shape` includes the batch dimension; -1 = variable."""
 
     name: str
     datatype: Datatype
     shape: Shape
     optional: bool = False
     symbols: tuple[str, ...] = ()
-    """The names that the file has for its variable dimensions, empty texts for others. Empty: it has none at all."""
+    """Names of the variable dimensions, with empty texts for other dimensions; empty if the file has no names."""
     rank_known: bool = True
-    """False: the file does not say how many dimensions there are, and `shape` is empty."""
+    """False if the file does not determine the number of dimensions; `shape` is empty then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """An engine's description of a model, to fill in what its configuration leaves out.
+    """An engine's description of a model, which completes its configuration.
 
     None leaves the decision to the configuration and the tensors.
     """
@@ -298,22 +298,22 @@ class ModelDescription:
     inputs: tuple[DescribedTensor, ...]
     outputs: tuple[DescribedTensor, ...]
     default_max_batch_size: int = 0
-    """The max_batch_size to fill in if every tensor has a variable first dimension and the configuration says 0."""
+    """Value of max_batch_size if every tensor has a variable first dimension and the configuration has 0."""
     batching_obstacle: str = ""
-    """Reason against batching rows of the model, although every first dimension is variable."""
+    """Reason not to batch although every first dimension is variable."""
     max_batch_size: int | None = None
-    """The largest batch, if the model itself knows it; replaces a configured 0."""
+    """Largest batch, if the model itself determines it; replaces a configured 0."""
     batch_dimension: bool = True
-    """True if the shapes of a batching model include the batch dimension. False: it is added in front."""
+    """True if the shapes of a batching model include the batch dimension. False: it is prepended."""
     decoupled: bool | None = None
     """True if a request may have any number of responses."""
     dynamic_batching: bool | None = None
-    """True to batch requests; None: if the model can batch."""
+    """True to enable dynamic batching; None: if the model can batch."""
     cpu_instances: int = 0
-    """The number of CPU instances unless configured; 0: the backend's default."""
+    """Default number of CPU instances; 0: the backend's default."""
     adds_tensors: bool = False
-    """True to add inputs and outputs that the configuration does not list to the listed ones."""
+    """True to add inputs and outputs that the configuration does not list."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` in the JSON form of a configuration, for a stateful model."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that the model's files have values for, unless the configuration has them itself."""
+    """Default parameters from the model's files."""

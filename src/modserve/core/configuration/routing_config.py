@@ -1,4 +1,4 @@
-"""Routing of requests without a version to the READY versions of a model: values, and figures of it."""
+"""Routing of requests without a version to the READY versions of a model: settings and figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,29 +7,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """Version that gets copies of requests; its responses are compared with those of the clients, and dropped."""
+    """Version that receives copies of requests. Its responses are compared with the clients' responses and dropped."""
 
     route: str
-    """A label, or a version in digits, as in all that follows."""
+    """A label or a version number, like all routes below."""
     share: float
     """Share of the requests, above 0 and at most 1."""
     tolerance: float
-    """The largest relative difference at which two elements of floating point are the same."""
+    """Largest relative difference between floating-point elements that count as equal."""
     max_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Condition under which a version loses its weight. A limit of 0 is disabled; at least one is set."""
+    """Condition for setting a version's weight to 0. A limit of 0 is disabled; at least one limit is set."""
 
     route: str
     baseline: str
-    """Route that `p95_ratio` compares latency with."""
+    """Route with the latency to compare with, for `p95_ratio`."""
     error_share: float = 0.0
     p95_ns: int = 0
     p95_ratio: float = 0.0
     last_requests: int = 200
-    """Number of latest requests per route to consider."""
+    """Number of latest requests to consider for each route."""
     last_ns: int = 0
     """Maximum age of the requests to consider; 0: unlimited."""
     least_requests: int = 20
@@ -38,20 +38,20 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The routing of one model."""
+    """Routing of one model."""
 
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Names for versions."""
+    """Label → version."""
     split: Mapping[str, float] = field(default_factory=dict)
-    """The weights of the routes, in the order in which they were written; empty: all requests go to the latest."""
+    """Route → weight, in the order as written; empty: all requests go to the latest version."""
     sticky: str = ""
-    """Request parameter that pins equal values to the same version; empty: each request goes by the weights."""
+    """Request parameter. Requests with equal values go to the same version; empty: they are distributed by weight."""
     shadow: Shadow | None = None
     rollback: Rollback | None = None
     allow_missing: bool = False
-    """True if its versions may be missing when the routing is set."""
+    """True if versions may be missing when the routing is set."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The routing as written, in JSON's values."""
+    """The routing as written, as JSON values."""
 
     def version(self, route: str) -> int:
         return self.labels[route] if route in self.labels else int(route)

@@ -1,4 +1,4 @@
-"""Text settings of a model configuration. They take precedence over the files beside the model."""
+"""Text settings of a model configuration. They override the model's files."""
 
 import enum
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ class TextTask(enum.Enum):
     EMBEDDING = "embedding"
     """A vector."""
     RERANK = "rerank"
-    """A score of a query and a text together: a cross-encoder."""
+    """A score for a pair of query and text, by a cross-encoder."""
     CLASSIFICATION = "classification"
     """Scores of labels."""
     TOKEN_CLASSIFICATION = "token_classification"
@@ -20,24 +20,24 @@ class TextTask(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """None, or nothing: as the files say."""
+    """Text settings. None or empty values are taken from the model's files."""
 
     task: TextTask | None = None
     pooling: tuple[str, ...] | None = None
-    """The ways in which the vectors of the tokens become one, side by side. Empty: the model's output is the vector."""
+    """Pooling methods of token vectors, with concatenated results. Empty: the model's output is the vector."""
     normalize: bool | None = None
     max_length: int | None = None
-    """Maximum number of tokens, including those that the tokenizer adds."""
+    """Maximum number of tokens, including special tokens added by the tokenizer."""
     truncate: bool = True
     """True to truncate longer texts, unless a request says otherwise."""
     default_prompt: str | None = None
-    """The name of the prompt of requests that name none; empty: no prompt."""
+    """Name of the default prompt; empty: no prompt."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Prompts by name, added to those of the files."""
+    """Prompts by name, in addition to the prompts in the files."""
     activation: str | None = None
     """Activation from logits to scores: ``sigmoid``, ``softmax`` or ``none``."""
     output: str = ""
-    """The output that is read."""
+    """Name of the output to read."""
     max_texts: int = 2048
     """Maximum number of texts in one request."""
 

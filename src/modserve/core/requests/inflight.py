@@ -1,4 +1,4 @@
-"""Our bookkeeping for one accepted request."""
+"""State of an accepted request."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestTrace(Protocol):
-    """Implemented by `observability.trace.Trace`. `servable.submit_traced` connects it with a request in flight."""
+    """Trace of a request, implemented by `observability.trace.Trace`. `servable.submit_traced` connects the two."""
 
     request_id: str
 
@@ -28,57 +28,57 @@ class RequestTrace(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """The trace's id, for the exemplars of the metrics page."""
+        """Trace id, for exemplars on the metrics page."""
 
     def stamp(self, activity: str, ns: int = 0) -> None:
-        """Stamp an activity of the front end that happens now, or happened at `ns` of the monotonic clock."""
+        """Stamp an activity of the front end that happens now, or happened at the monotonic time `ns`."""
 
     def on_submit(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         """Note that the model has accepted the request."""
 
     def on_batch(self, timing: ExecutionTiming) -> None:
-        """Note that the execution of `timing` is about to begin with the request."""
+        """Note that an execution with the request is about to begin."""
 
     def on_settle(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
-        """Note that an outcome is about to be handed to the request's sink; `timing` is that of its execution."""
+        """Note that an outcome is about to be handed to the request's sink; `timing` belongs to its execution."""
 
     def child(self, model: ModelId) -> "RequestTrace":
-        """Return the trace of another request that the model makes; it ends with that request's final outcome."""
+        """Return the trace of a request that the model makes itself. It ends with that request's final outcome."""
 
     def link(self, other: "RequestTrace") -> None:
-        """Link a request that is also made for that of `other`, without being its child."""
+        """Link a request that is also made on behalf of `other`, without being its child."""
 
     def on_failure(self, error: ModserveError, status: int | str) -> None:
-        """Note the error that the client gets in place of a response, with HTTP's status or the name of gRPC's."""
+        """Note the error that the client gets instead of a response, with the HTTP status or the gRPC status name."""
 
     def end(self) -> None:
-        """End the trace: the response has been sent, or is no longer wanted. May be called again."""
+        """End the trace after the response has been sent or abandoned. May be called again."""
 
 
 class FlowControl(Protocol):
-    """Limit that keeps an engine with many responses from running ahead of its client: `resources.flow.Flow`."""
+    """Flow control for an engine with many responses to one client: `resources.flow.Flow`."""
 
     def on_response(self, size: int) -> None:
-        """Note an imminent response with tensors of `size` bytes. On any thread, as all methods."""
+        """Note an imminent response with tensors of `size` bytes. Any thread, like all methods."""
 
     def wait(self) -> None:
-        """Return when there is room for another response. Blocks."""
+        """Block until there is room for another response."""
 
     @property
     def room(self) -> bool:
         """True if `wait` would return at once."""
 
     def on_room(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+        """Call `callback` once when there is room: immediately, or later on the thread that makes room."""
 
     def on_sent(self) -> None:
-        """Note that the first unsent response has been sent, or dropped."""
+        """Note that the first unsent response has been sent or dropped."""
 
     def on_progress(self) -> None:
-        """Note that a part of a response has been sent."""
+        """Note that part of a response has been sent."""
 
     def release(self) -> None:
-        """Stop limiting the engine, since no response is sent any more."""
+        """Stop limiting the engine, as no more responses are sent."""
 
 
 class RequestPermit(Protocol):
@@ -90,21 +90,20 @@ class RequestPermit(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Inflight:
-    """A request between acceptance and its settlement, which happens exactly once.
+    """A request between its acceptance and its settlement, which happens exactly once.
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
-    batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
-    models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has waited
-    too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
-    its place in the queue it waits in, `priority` its initial one there. It never points back to model or
-    server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, changed by its execution. `callers` are the models waiting for its
-    response, outermost first: none for a client's request.
+    batch dimension. `length` is the size of the paddable dimension, or the number of ragged elements of one item; 0 for
+    other models. The client stops waiting at `deadline_ns`. At `queue_limit_ns` the request has waited too long if its
+    execution has not begun; 0 means never for both. `level` (since `level_ns`) and `arrival` are its position in its
+    queue, and `priority` its initial level. It never refers to the model or server; its queue sets `on_cancel`, so that
+    a cancelled request leaves at once. `states` are the sequence's states, which the execution changes. `callers` are
+    the models that wait for its response, outermost first; none for a client's request.
 
-    `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
-    request wait for those of the requests before it. `flow` is for requests with many responses, None for others.
-    `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
-    `permit` is set by the code that accepts the request for its client, and released with the final outcome.
+    `trace` is set by `servable.submit_traced`, and None after settlement. The responses of an `ordered` request wait
+    for the responses of earlier requests. `flow` is None except for requests with many responses. `device_outputs`,
+    set before the execution begins, are the outputs allowed in device memory. The code that accepts the request for its
+    client sets `permit`, which is released with the final outcome.
     """
 
     __slots__ = (
@@ -177,7 +176,7 @@ class Inflight:
 
     @property
     def begin_by_ns(self) -> int:
-        """Latest time to begin its execution, for its client or its queue; 0 for unlimited."""
+        """Latest start of its execution, by its deadline and its queue limit; 0 for unlimited."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
     def on_sent(self) -> None:
@@ -193,8 +192,8 @@ class Inflight:
     def settle(self, outcome: Outcome, final: bool = True) -> None:
         """Hand an outcome to the sink. Outcomes after the final one are ignored. Never raises.
 
-        With the final outcome the request and its sink let go of each other: most sinks hold the request, and as a
-        cycle both would keep their tensors until the garbage collector runs, which counts objects and not bytes.
+        The final outcome removes the references between the request and its sink. As a cycle, both would keep their
+        tensors until the garbage collector runs, which counts objects and not bytes.
         """
         if self.settled:
             return
@@ -216,14 +215,14 @@ class Inflight:
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the request for its client. Safe to call at any time, on the event loop's thread."""
+        """Cancel the request for its client. Callable at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:
             self.end(cancelled())
 
     def end(self, error: ModserveError) -> None:
-        """Fail it before its execution is over, and let that stop."""
+        """Fail the request before the end of its execution, and stop the execution."""
         if self.settled or self.cancelled:
             return
         self.cancelled = True

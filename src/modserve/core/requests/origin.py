@@ -1,6 +1,6 @@
-"""Origin of a request: its connection, and what its head says about the client, the proxies before it included.
+"""Origin of a request: its connection, and the headers that describe the client and its proxies.
 
-A request's path only keeps the values; the logs read them when they write a line.
+A request only stores the raw values. Logs parse them when they write a line.
 """
 
 import ipaddress
@@ -19,18 +19,18 @@ _TRACE: Final = b"traceparent"
 
 AGENT: Final = frozenset((_AGENT,))
 CHAINS: Final = frozenset((_CHAIN, _STANDARD_CHAIN))
-"""Headers in which proxies name a request's client (RFC 7239)."""
+"""Headers with the chain of clients and proxies (RFC 7239)."""
 _ALL: Final = AGENT | CHAINS | {_TRACE}
 
 _LONGEST: Final = 1024
-"""Bytes kept of a line: the last ones of a chain, which the nearest proxies wrote."""
+"""Bytes kept of a line. Of a chain these are the last ones, written by the nearest proxies."""
 
 
 @final
 class Origin:
-    """Origin of a request. `peer` is the connection's address as a socket has it, `lines` the head's relevant lines.
+    """Origin of a request. `peer` is the socket's peer name, `lines` are the relevant header lines.
 
-    `caller` is the name of the caller's key; `call` the path or RPC, where the wire knows one.
+    `caller` is the name of the caller's key; `call` is the path or RPC, if known.
     """
 
     __slots__ = ("call", "caller", "lines", "peer")
@@ -43,12 +43,12 @@ class Origin:
 
     @property
     def agent(self) -> str:
-        """The User-Agent, empty if there is none."""
+        """User-Agent; empty if there is none."""
         return _value(self.lines, _AGENT)
 
     @property
     def trace(self) -> TraceHeaders | None:
-        """The client's span."""
+        """Trace context of the client's span."""
         value = _value(self.lines, _TRACE)
         return TraceHeaders(value.encode("latin-1")) if value else None
 
@@ -66,21 +66,21 @@ def cut(name: bytes, value: bytes) -> bytes:
 
 
 def _value(lines: Lines, name: bytes) -> str:
-    """Join lines with the same name to one value (RFC 9110, 5.3)."""
+    """Join the values of lines with the same name (RFC 9110, 5.3)."""
     return ",".join([value.decode("latin-1") for each, value in lines if each == name])
 
 
 class Proxies:
-    """Trusted proxies, by their addresses and networks: none by default."""
+    """Trusted proxies, by address and network; none by default."""
 
     def __init__(self, networks: Sequence[Network] = ()) -> None:
         self.networks = networks
 
     def client(self, origin: Origin) -> object:
-        """Return the client's address: the nearest one of no trusted proxy, as a socket has it or as text.
+        """Return the address of the nearest host that is not a trusted proxy, as a peer name or as text.
 
-        A chain is more reliable the further to the right: a host that is not a trusted proxy may have made up the part
-        left of it. X-Forwarded-For counts before Forwarded, which most proxies pass on unchanged.
+        The chain is read from the right, as a host that is not a trusted proxy may have forged everything to its left.
+        X-Forwarded-For takes precedence over Forwarded, which most proxies pass on unchanged.
         """
         client = origin.peer
         if not self.networks or not isinstance(client, tuple) or not self._trusts(_address(str(client[0]))):
@@ -88,7 +88,7 @@ class Proxies:
         for hop in reversed(_hops(origin.lines)):
             address = _address(hop)
             if address is None:
-                break  # "unknown", or a name: nobody knows who is before it
+                break  # "unknown" or a name: the host cannot be checked
             client = str(address)
             if not self._trusts(address):
                 break
@@ -99,7 +99,7 @@ class Proxies:
 
 
 def _hops(lines: Lines) -> list[str]:
-    """Return the addresses in a chain, the client's first, with their attributes."""
+    """Return the addresses in a chain, the client's first, including their attributes."""
     chain = _value(lines, _CHAIN)
     if chain:
         return chain.split(",")
@@ -109,7 +109,7 @@ def _hops(lines: Lines) -> list[str]:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Read an address with or without a port, in brackets or quotes; None for anything else."""
+    """Parse an address with or without port, brackets and quotes; None for anything else."""
     text = text.strip().strip('"').partition("%")[0]
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -123,7 +123,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def network_of(text: str) -> Network:
-    """Read a network. Raises ValueError, with what would be right."""
+    """Parse a network. Raises ValueError with the expected form."""
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:

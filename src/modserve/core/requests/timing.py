@@ -10,10 +10,10 @@ from typing import final
 class ExecutionTiming:
     """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
-    `batch_size` is the executed size: the sum of the requests' batch sizes, each counting 1 for models without a batch
-    dimension, and of the rows added to keep those of sequences in their places. `close_reason` is why the
-    batch did not grow any more: a value of `scheduling.batching.Reason`. `elements` is the sum of the requests' rows
-    times their lengths, in models with padded batches, and `padding` the batch's padding elements.
+    `batch_size` is the executed size: the sum of the requests' batch sizes, with 1 per request for models without a
+    batch dimension, plus filler rows that keep sequences in their slots. `close_reason`, a value of
+    `scheduling.batching.Reason`, is the reason why the batch stopped growing. For models with padded batches,
+    `elements` is the sum of the requests' rows times lengths, and `padding` the number of padding elements.
     """
 
     __slots__ = (

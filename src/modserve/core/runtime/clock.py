@@ -1,4 +1,4 @@
-"""Monotonic time of an event loop, and alarms."""
+"""Monotonic clock of an event loop, and alarms."""
 
 import asyncio
 import time
@@ -17,26 +17,26 @@ class TimerHandle(Protocol):
 
 
 class Clock(Protocol):
-    """Monotonic time in nanoseconds, and calls at a later moment on the event loop's thread."""
+    """Monotonic time in nanoseconds, and delayed calls on the event loop's thread."""
 
     def now_ns(self) -> int: ...
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call back when this turn of the event loop is over, or when the front end has handed its request over."""
+        """Call back at the end of this turn of the event loop, or after the front end's handover."""
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
-        """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
+        """Call back at `when_ns`, or some milliseconds earlier: the callback checks the time and calls this again."""
 
 
 _TASK = "scheduling"
 register_task(_TASK)
 _AGAIN_NS = 1_000_000_000
-"""Time until an alarm with a failed callback rings again."""
+"""Time until an alarm rings again after its callback failed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Alarm:
-    """Movable alarm for a single moment. `when_ns` is that moment, 0 for none."""
+    """Movable alarm with a single callback. `when_ns` is the time of the alarm; 0 for none."""
 
     _clock: Clock
     _ring: Callable[[], None]
@@ -44,7 +44,7 @@ class Alarm:
     _timer: TimerHandle | None = None
 
     def at(self, when_ns: int) -> None:
-        """Ring then, and at no other time; never if that is 0."""
+        """Set the alarm to exactly this time; 0 disables it."""
         if when_ns == self.when_ns:
             return
         self.cancel()
@@ -53,7 +53,7 @@ class Alarm:
             self._timer = self._clock.call_at(when_ns, self._rings)
 
     def by(self, when_ns: int) -> None:
-        """Ring then, unless that is done earlier anyway."""
+        """Set the alarm to this time unless it is set to an earlier one."""
         if not self.when_ns or when_ns < self.when_ns:
             self.at(when_ns)
 
@@ -64,7 +64,7 @@ class Alarm:
         self.when_ns = 0
 
     def end(self) -> None:
-        """Never ring again, and forget the callback."""
+        """Disable the alarm for good and drop the callback."""
         self.cancel()
         self._ring = lambda: None
 
@@ -79,17 +79,17 @@ class Alarm:
 
 
 _EARLY_NS = 1_500_000
-"""Lead with which the event loop's own timer is to ring before a distant moment."""
+"""Lead of the event loop's own timer before a distant alarm."""
 _FAR_NS = _EARLY_NS + 2_500_000
-"""Moments that are farther away are not yet for the exact timers, since these keep what was cancelled.
+"""Distance beyond which exact timers are not used yet, as they keep cancelled entries.
 
-The loop's timer may ring two milliseconds sooner than it is to: delays are rounded down to milliseconds, and uvloop
-counts them from a time that it has rounded down as well. What is left then is not far.
+The event loop's timer may fire two milliseconds early: delays are rounded down to milliseconds, and uvloop counts them
+from a rounded-down time. The remaining time is then below this limit.
 """
 
 
 class LoopClock:
-    """The clock of an event loop. All schedulers of a loop share one, since it may hold a file descriptor."""
+    """Clock of an event loop, shared by all its schedulers, as it may hold a file descriptor."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -108,7 +108,7 @@ class LoopClock:
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()
         if left_ns > _FAR_NS:
-            # This rings early. Whoever calls again then gets an exact timer.
+            # This fires early. The next call then gets an exact timer.
             return self.loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
         if self._exact is None:
             return self.loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)

@@ -1,8 +1,8 @@
 """Dispatch of the requests of one event-loop turn: together at its end, or immediately.
 
-Requests of the same turn run as one batch: a scheduler that queues one is called back when the turn is over. If
-requests arrive singly, this costs an extra turn. A front end therefore marks the handover of requests by `begin` and
-`end`, and they run before `end` returns if recent turns had a single arrival each.
+Requests of the same turn run as one batch: a scheduler that queues a request is called back at the end of the turn. For
+single arrivals this costs an extra turn. A front end therefore marks the handover of requests with `begin` and `end`.
+If recent turns had a single arrival each, the requests run before `end` returns.
 """
 
 import asyncio
@@ -11,18 +11,18 @@ from typing import Final, final
 from weakref import WeakKeyDictionary, ref
 
 BURST: Final = 1024 * 1024
-"""Bytes that are read from one connection before others have their turn. uvloop's library reads 32 times in a row, 8 MB
-or 10 ms, if it is not stopped."""
+"""Bytes read from one connection before others get their turn. Without this limit, libuv reads 32 times in a row, 8 MB
+or 10 ms."""
 
 _SURE: Final = 16
-"""Consecutive turns with a single arrival after which the next arrivals do not wait for the end of their turn."""
+"""Consecutive turns with a single arrival, after which arrivals do not wait for the end of the turn."""
 _TRUSTED: Final = 15
-"""Number of such arrivals; then one waits, to see whether others arrive."""
+"""Number of arrivals that do not wait. Then one waits, to detect further arrivals."""
 
 
 @final
 class Turn:
-    """The present turn of one event loop. For the loop's thread."""
+    """Current turn of an event loop. Used on the loop's thread."""
 
     __slots__ = ("_alone", "_came", "_due", "_inside", "_loop", "_planned", "_trusted")
 
@@ -36,22 +36,22 @@ class Turn:
         self._inside = False
         """True between `begin` and `end`."""
         self._alone = 0
-        """Turns with a single arrival, since the last one with more."""
+        """Consecutive turns with a single arrival."""
         self._trusted = 0
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call back at the end of the turn; from between `begin` and `end`, maybe at that `end`."""
+        """Call back at the end of the turn, or possibly at `end` if called between `begin` and `end`."""
         self._due.append(callback)
         if not self._inside:
             self._came += 1
             self._plan()
 
     def begin(self) -> None:
-        """Note that a front end is about to hand over a client's requests."""
+        """Mark the start of a front end's handover of requests."""
         self._inside = True
 
     def end(self) -> None:
-        """Note that the front end has done so, and is ready for responses. Never raises."""
+        """Mark the end of the handover: the front end is ready for responses. Never raises."""
         self._inside = False
         if not self._due:
             return
@@ -82,7 +82,7 @@ class Turn:
         for callback in due:
             try:
                 callback()
-            except Exception as error:  # as the event loop has it: it costs nobody else anything
+            except Exception as error:  # other callbacks run, as in the event loop
                 loop = self._loop()
                 if loop is not None:
                     loop.call_exception_handler(
@@ -94,7 +94,7 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 
 
 def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
-    """Return the turn of an event loop, which all its schedulers and front ends share."""
+    """Return the turn of an event loop, shared by its schedulers and front ends."""
     turn = _turns.get(loop)
     if turn is None:
         turn = _turns[loop] = Turn(loop)

@@ -1,6 +1,6 @@
-"""Unix sockets that servers listen on: files by which programs of the same machine reach them.
+"""Unix sockets of servers, for clients on the same machine.
 
-A file outlives the process that made it. The next server replaces it, but never that of a running server: the
+A socket's file outlives its process. The next server replaces the file unless its server is still running; the
 directory is locked during the check and the creation.
 """
 
@@ -16,11 +16,11 @@ from typing import Final
 PREFIX: Final = "unix:"
 _INHERITED: Final = "fd@"
 LONGEST: Final = 107
-"""Bytes of a path, by the system's limit."""
+"""System limit of a path, in bytes."""
 MODE: Final = 0o660
-"""Mode of the socket file, since connecting needs write access. The directory's rights apply as well."""
+"""Mode of the socket file: connecting requires write access. The directory's permissions apply as well."""
 PEER: Final = "unix"
-"""Stand-in for the address of clients, which have none."""
+"""Stand-in for the address of clients of a Unix socket."""
 
 
 def path_of(address: str) -> str:
@@ -35,12 +35,12 @@ def path_of(address: str) -> str:
 
 
 def is_socket(address: str) -> bool:
-    """Return True for the address of a Unix socket or an inherited one, rather than a host's."""
+    """Return True for the address of a Unix socket or an inherited socket, False for a host."""
     return address.startswith((PREFIX, _INHERITED))
 
 
 def format_address(address: str) -> str:
-    """Return the address as it is written."""
+    """Return the address in its usual notation."""
     path = path_of(address)
     return f"{PREFIX}{path}" if path else address
 
@@ -55,7 +55,7 @@ def _descriptor(address: str) -> int:
 
 
 def check(address: str) -> None:
-    """Check an address. Raises ValueError for a path that no socket can have."""
+    """Check an address. Raises ValueError for an impossible path."""
     if not address.startswith(PREFIX):
         return
     path = path_of(address)
@@ -67,9 +67,9 @@ def check(address: str) -> None:
 
 
 def open_listener(address: str, backlog: int) -> socket.socket:
-    """Return the inherited listening socket, or a new one at the path. Raises OSError.
+    """Return the inherited listening socket, or a new one at the path.
 
-    That is EADDRINUSE if a running server uses it, and EEXIST if the file is not a socket.
+    Raises OSError: EADDRINUSE if a running server uses the path, EEXIST if the file is not a socket.
     """
     if address.startswith(_INHERITED):
         inherited = socket.socket(fileno=_descriptor(address))
@@ -79,13 +79,13 @@ def open_listener(address: str, backlog: int) -> socket.socket:
 
 
 def listening(path: str, backlog: int) -> socket.socket:
-    """Return a new socket that listens at `path`, replacing one without a server. Raises as `open_listener`."""
+    """Return a new socket that listens at `path`, replacing a stale one. Raises the errors of `open_listener`."""
     with _lock(os.path.dirname(path) or "."):
         _remove_stale(path)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             made.bind(path)
-            os.chmod(path, MODE)  # nobody connects before `listen`
+            os.chmod(path, MODE)  # connections are possible only after `listen`
             made.listen(backlog)
         except BaseException:
             made.close()
@@ -94,7 +94,7 @@ def listening(path: str, backlog: int) -> socket.socket:
 
 
 def probe(path: str) -> None:
-    """See whether `listening` would succeed. Raises the same OSError; a stale file is removed."""
+    """Check whether `listening` would succeed. Raises the same OSError. Removes a stale file."""
     directory = os.path.dirname(path) or "."
     with _lock(directory):
         _remove_stale(path)
@@ -104,7 +104,7 @@ def probe(path: str) -> None:
 
 @contextmanager
 def _lock(directory: str) -> Iterator[None]:
-    """Keep other servers from checking sockets in the directory meanwhile. Raises OSError."""
+    """Lock the directory against concurrent checks by other servers. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # file systems without locks
@@ -130,13 +130,13 @@ def _remove_stale(path: str) -> None:
             return
         except FileNotFoundError:
             return
-        except BlockingIOError:  # so many clients wait that no more may
+        except BlockingIOError:  # the backlog of a running server is full
             pass
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
 
 
 class SocketFile:
-    """File of a listening socket, removed once, unless it has been replaced."""
+    """File of a listening socket, removed once unless it was replaced."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._path = str(listening.getsockname())

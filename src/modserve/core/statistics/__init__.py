@@ -1,1 +1,1 @@
-"""Statistics of each model version, and those that engines report themselves."""
+"""Statistics of model versions, and metrics reported by engines."""

@@ -1,10 +1,10 @@
-"""Metrics that engines make, besides the server's own: families by name, and in each of them series by labels.
+"""Metrics created by engines, in addition to the server's own: families by name, with series by labels.
 
-A server has one `MetricStore`. Every loaded model version has a `StoredMetrics` of it, and every metric that its
-engine makes is a `StoredMetric`. A series is one value, shared by all its holders: instances of one model, or other
-models. It exists as long as it has a holder, and a family as long as a model that declared it is loaded, which is
-how Triton counts references in ``MetricFamily::Remove``. Names, kinds and holders change under the lock of the store;
-values change under the lock of their series, so that the hot path of one metric does not wait for another.
+A server has one `MetricStore`. Every loaded model version has a `StoredMetrics`, and every metric that its engine
+creates is a `StoredMetric`. A series is one value shared by its holders: instances of one model, or several models. It
+exists while it has a holder, and a family while a model that declared it is loaded, like Triton's reference counts in
+``MetricFamily::Remove``. Names, kinds and holders change under the store's lock, and values under the lock of their
+series, so that updates of different metrics do not contend.
 """
 
 import math
@@ -27,7 +27,7 @@ _Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class FamilySnapshot(NamedTuple):
-    """A family and its values at one time. `rows` have numbers, or for histograms these."""
+    """A family and its values at one time. `rows` contain numbers or histograms."""
 
     name: str
     help: str
@@ -62,9 +62,9 @@ class _Family:
 
 
 class MetricStore:
-    """The metrics of all engines of a server. `reserved` are the beginnings of names that are the server's own.
+    """Metrics of all engines of a server. `reserved` are name prefixes of the server's own metrics.
 
-    `shared` are names with such a beginning that engines may use: the server has none of these metrics itself.
+    `shared` are names with such a prefix that engines may use, as the server has no such metrics.
     """
 
     def __init__(self, reserved: tuple[str, ...] = (), shared: frozenset[str] = frozenset()) -> None:
@@ -81,7 +81,7 @@ class MetricStore:
         return StoredMetrics(self)
 
     def read(self, names: Container[str] | None = None) -> list[FamilySnapshot]:
-        """Return the families that have metrics, all or those of these names, sorted by name and labels."""
+        """Return the families with metrics, sorted by name and labels; `names` selects some of them."""
         with self.lock:
             every = [
                 (family, list(family.series.values()))
@@ -143,7 +143,7 @@ class StoredMetrics:
             return metric
 
     def drop(self, metric: "StoredMetric", family: _Family, series: _Series) -> None:
-        """Remove a closed metric; the last one of a series removes the series."""
+        """Remove a closed metric, and its series if it was the last holder."""
         with self._store.lock:
             if metric not in self._metrics:
                 return
@@ -153,7 +153,7 @@ class StoredMetrics:
                 del family.series[series.labels]
 
     def close(self) -> None:
-        """Remove the metrics that only this unloaded version holds. May be called again."""
+        """Remove the metrics held only by this unloaded version. May be called again."""
         with self._store.lock:
             self._closed = True
             for metric in list(self._metrics):
@@ -169,7 +169,7 @@ class StoredMetrics:
             raise internal("the model has been unloaded and no longer has metrics")
 
     def _declare(self, name: str, help: str, kind: MetricKind) -> _Family:
-        """Return the family of this name, new or of another model. The first declaration sets its help text."""
+        """Return the family with this name, new or existing. The first declaration sets its help text."""
         store = self._store
         if name in store.families:
             if store.families[name].kind != kind:
@@ -264,7 +264,7 @@ def _check_family(name: str, help: str, kind: str) -> None:
 
 def _check_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
     """Return the labels as a key. Raises INVALID_ARG for names invalid in Prometheus, and for non-text values."""
-    for name, value in cast(Mapping[object, object], labels).items():  # what engines pass is not checked by mypy alone
+    for name, value in cast(Mapping[object, object], labels).items():  # mypy does not check engines
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
             raise invalid(
                 f"'{name}' is not a name for a label of {family.kind} '{family.name}': it takes letters, digits and "
@@ -275,7 +275,7 @@ def _check_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
 
 
 def _check_text(value: object, label: str) -> None:
-    """Refuse a value that cannot be written, since it would break the whole page. Raises INVALID_ARG."""
+    """Raise INVALID_ARG for a text that cannot be encoded, as it would break the whole page."""
     if not isinstance(value, str):
         raise invalid(f"{label} is of type {type(value).__name__}, expected a string")
     try:
@@ -285,7 +285,7 @@ def _check_text(value: object, label: str) -> None:
 
 
 def _check_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return the upper bounds without infinity, which is implied; None for other kinds. Raises INVALID_ARG."""
+    """Return the upper bounds without the implied infinity; None for other kinds. Raises INVALID_ARG."""
     who = f"{family.kind} '{family.name}'"
     if family.kind != "histogram":
         if buckets is not None:

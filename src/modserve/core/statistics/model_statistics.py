@@ -1,6 +1,6 @@
-"""Cumulative counts of one model version: the one source of the statistics calls and of the metrics page.
+"""Cumulative counts of one model version, the only source of the statistics calls and the metrics page.
 
-Only the event loop's thread touches them. Triton's statistics extension says when each counter changes.
+Used on the event loop's thread only. Triton's statistics extension defines when each counter changes.
 """
 
 import time
@@ -29,7 +29,7 @@ FIRST_RESPONSE_BUCKETS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_
 RESPONSE_INTERVAL_BUCKETS_NS = tuple(
     int(bound * 1e6) for bound in (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 400, 500, 750, 1_000, 5_000)
 )
-"""Bounds for responses that are tokens: those of vLLM within this range."""
+"""Bounds for responses that are tokens: vLLM's bounds within this range."""
 RESPONSE_INTERVAL: Final = "modserve_inter_response_latency_seconds"
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 HISTOGRAM_FAMILIES: Final = (
@@ -44,10 +44,10 @@ HISTOGRAM_FAMILIES: Final = (
 
 
 class FailureReason(Enum):
-    """The label of ``nv_inference_request_failure``."""
+    """Label of ``nv_inference_request_failure``."""
 
     REJECTED = "REJECTED"
-    """The scheduler refused the request, or it waited too long."""
+    """The scheduler refused the request, or the request waited too long."""
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
@@ -55,7 +55,7 @@ class FailureReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Duration:
-    """Number of events, and their total duration."""
+    """Number of events and their total duration."""
 
     count: int = 0
     ns: int = 0
@@ -63,7 +63,7 @@ class Duration:
 
 @dataclass(slots=True, eq=False)
 class BatchStatistics:
-    """Durations of the parts of executions of one batch size, or counted once per request in them."""
+    """Durations of the parts of executions, counted per batch size or per request."""
 
     count: int = 0
     input_ns: int = 0
@@ -95,9 +95,8 @@ class BatchStatistics:
 class ResponseStatistics:
     """Durations of the responses with one index, over all requests of a decoupled model.
 
-    The time of a response begins with the response before it (for the first, with the execution) and ends when it is
-    handed over. `empty_response` counts requests that ended without a response of their own, `cancel` responses that
-    no client waited for.
+    A response's time begins with the previous response (or with the execution) and ends with its delivery.
+    `empty_response` counts requests that ended with an empty response, `cancel` responses of cancelled requests.
     """
 
     compute_infer: Duration = field(default_factory=Duration)
@@ -109,7 +108,7 @@ class ResponseStatistics:
 
 
 class BatchRecord(NamedTuple):
-    """Successful execution, for people."""
+    """A successful execution, for display."""
 
     end_ms: int
     """Unix time."""
@@ -117,38 +116,38 @@ class BatchRecord(NamedTuple):
     requests: int
     close_reason: str
     waited_ns: int
-    """Waiting time of its first request."""
+    """Waiting time of the first request."""
     compute_ns: int
     elements: int = 0
-    """Elements of the requests: rows times lengths, in models with padded batches."""
+    """Elements of the requests (rows times lengths), for models with padded batches."""
     padding: int = 0
     """Padding elements of the batch."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ModelStatistics:
-    """The counters of one model version, from its load on."""
+    """Counters of one model version since its load."""
 
     def __init__(self) -> None:
         self.began_ns = time.monotonic_ns()
-        """Start time, which distinguishes the counts of one load from those of another."""
+        """Start time. It distinguishes the counts of different loads."""
         self.load_ns = 0
         """Load time of the version."""
         self.memory = -1
-        """Bytes that the version holds, as measured when it was loaded; -1 if not measured."""
+        """Memory of the version in bytes, as measured at its load; -1 if not measured."""
         self.last_inference_ms = 0
         """Unix time of the last execution's end; 0 before the first."""
         self.inference_count = 0
         self.execution_count = 0
         self.pending = 0
-        """Requests that wait in the scheduler."""
+        """Number of requests waiting in the scheduler."""
         self.instances = 0
-        """Number of instances, lost ones included; 0 for models without an engine of their own."""
+        """Number of instances, including lost ones; 0 for models without their own engine."""
         self.instances_lost = 0
-        """Number of lost instances that are not replaced yet."""
+        """Number of lost instances not replaced yet."""
         self.instance_restarts = 0
         self.calls = 0
-        """Number of calls of its engine to other models, or to load them, that have not ended."""
+        """Number of unfinished calls of its engine to other models, including loads."""
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()
@@ -161,15 +160,15 @@ class ModelStatistics:
         self.close_reasons: dict[str, int] = {}
         """Number of batches that stopped growing, by reason."""
         self.elements = 0
-        """Elements of requests in all batches, in models with padded batches."""
+        """Elements of requests in all batches, for models with padded batches."""
         self.padding = 0
         """Padding elements in all batches."""
         self._recent: deque[tuple[int, int, int, ExecutionTiming]] = deque(maxlen=RECENT_BATCHES)
         """Latest executions: end in Unix milliseconds, requests, waiting time of the first one, and timing."""
         self.choice: ChoiceStatistics | None = None
-        """Choice statistics, only for models that choose batches by measured run times."""
+        """Choice statistics, for models that choose batches by measured run times."""
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
-        """Statistics by the response's index in its request; only for decoupled models."""
+        """Statistics by the response's index in its request, for decoupled models."""
         self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
         self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}), 1.0)
         """Histogram with the bounds of two families, `request_durations` and `first_responses`, like the next one."""
@@ -178,14 +177,14 @@ class ModelStatistics:
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
         self.first_response_bounds: tuple[float, ...] = FIRST_RESPONSE_BUCKETS_NS
         self.first_response_histogram = Histogram(self.request_histogram.bounds, 1.0)
-        """Times from a request's arrival to its first response; only for decoupled models."""
+        """Times from a request's arrival to its first response, for decoupled models."""
         self.response_intervals = Histogram(RESPONSE_INTERVAL_BUCKETS_NS, 1.0)
-        """Times from a response to the next of its request; only for decoupled models."""
+        """Times between consecutive responses of a request, for decoupled models."""
         self.summaries: LatencySummaries | None = None
         """None unless the metrics page has summaries."""
 
     def keep_summaries(self) -> None:
-        """Count for summaries from now on. May be called again."""
+        """Begin to count for summaries. May be called again."""
         if self.summaries is None:
             self.summaries = LatencySummaries()
 
@@ -193,9 +192,9 @@ class ModelStatistics:
         self.memory = size
 
     def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
-        """Set the buckets of some histograms, by `HISTOGRAM_FAMILIES`, in place of the usual ones.
+        """Replace the default buckets of some histograms, by the names in `HISTOGRAM_FAMILIES`.
 
-        Call it before anything is counted; a histogram that already has these buckets keeps its counts.
+        Must be called before anything is counted. A histogram that already has these buckets keeps its counts.
         """
         for family, upper in bounds.items():
             if family == "modserve_batch_size":
@@ -218,11 +217,11 @@ class ModelStatistics:
         self.first_response_histogram = _fit_bounds(self.first_response_histogram, both)
 
     def request_durations(self) -> Histogram:
-        """Return the nanoseconds from a request's arrival to its last response."""
+        """Return the times from a request's arrival to its last response, in nanoseconds."""
         return self.request_histogram.at(self.request_bounds)
 
     def first_responses(self, decoupled: bool) -> Histogram:
-        """Return the nanoseconds from a request's arrival to its first response, the only one if not `decoupled`."""
+        """Return the times from a request's arrival to its first response (its only one if not `decoupled`), in ns."""
         histogram = self.first_response_histogram if decoupled else self.request_histogram
         return histogram.at(self.first_response_bounds)
 
@@ -240,7 +239,7 @@ class ModelStatistics:
 
     @property
     def recent(self) -> list[BatchRecord]:
-        """The latest executions, in order."""
+        """Latest executions in order."""
         return [
             BatchRecord(
                 end_ms,
@@ -262,7 +261,7 @@ class ModelStatistics:
         self.failures[reason] += 1
 
     def record_execution(self, timing: ExecutionTiming, members: Sequence[Inflight], now_unix_ms: int) -> None:
-        """Count one execution that succeeded."""
+        """Count a successful execution."""
         self.execution_count += 1
         reason = timing.close_reason
         self.close_reasons[reason] = self.close_reasons.get(reason, 0) + 1
@@ -279,9 +278,9 @@ class ModelStatistics:
         self.batch_size_histogram.observe(batch_size)
 
     def record_response(self, index: int, kind: str, start_ns: int, output_start_ns: int, end_ns: int) -> None:
-        """Count one response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …
+        """Count one response of a decoupled model; `kind` is a field of `ResponseStatistics`, such as success.
 
-        A request's responses from the `MOST_INDEXES`-th on count as one index, so that statistics stay small.
+        Responses from the `MOST_INDEXES`-th of a request on share one index, to limit the size of the statistics.
         """
         response = self.responses[index if index < MOST_INDEXES else MOST_INDEXES - 1]
         ns = end_ns - start_ns
@@ -317,13 +316,13 @@ class ModelStatistics:
             self.summaries.cache_hit.observe(looked_ns, now_ns)
 
     def record_cache_miss(self, ns: int) -> None:
-        """Count a request that ran since it was not in the cache; looking for it and keeping its response took `ns`."""
+        """Count a request that missed the cache; the lookup and the storage of its response took `ns`."""
         _add(self.cache_miss, ns)
         if self.summaries is not None:
             self.summaries.cache_miss.observe(ns, time.monotonic_ns())
 
     def record_first_response(self, inflight: Inflight, now_ns: int, trace_id: str = "") -> None:
-        """Count the first response of a request of a decoupled model; `trace_id` is empty if it is not traced."""
+        """Count the first response to a request of a decoupled model; `trace_id` is empty for untraced requests."""
         first_ns = now_ns - inflight.request_start_ns
         self.first_response_histogram.observe(first_ns)
         if trace_id:
@@ -332,9 +331,9 @@ class ModelStatistics:
     def record_successes(
         self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int, trace_id: str = ""
     ) -> None:
-        """Count the requests of one execution: each counts the whole batch's compute time, as in Triton.
+        """Count the requests of one execution, each with the whole batch's compute time, as in Triton.
 
-        `trace_id` is that of a request with a released trace.
+        `trace_id` belongs to a request with an already released trace.
         """
         count = len(members)
         if not count:
@@ -351,7 +350,7 @@ class ModelStatistics:
             request_histogram.observe(request_ns)
             queue_histogram.observe(waited_ns)
             trace = inflight.trace
-            # A request that only the log follows has an empty trace id.
+            # A request that is traced only for the log has an empty trace id.
             if (trace is not None or trace_id) and (id := trace_id if trace is None else trace.trace_id):
                 request_histogram.exemplify(request_ns, id, time.time())
         self.inference_count += inferences
@@ -392,7 +391,7 @@ def _add(duration: Duration, ns: int) -> None:
 
 
 def failure_reason(error: ModserveError, by_backend: bool) -> FailureReason:
-    """Return the label of a failure; `by_backend`: it happened while or after the model ran."""
+    """Return the label of a failure; `by_backend`: it occurred during or after the execution."""
     if error.code is Code.CANCELLED:
         return FailureReason.CANCELED
     if by_backend:

@@ -1,14 +1,11 @@
-"""Quantiles of durations in the last minute, for pages that ask for summaries.
+"""Sketches of durations, and summaries with the quantiles of the last minute.
 
-A summary counts durations in the buckets of a sketch. The window is made of slots that are dropped one after the
-other. The cost of counting is constant.
+A sketch counts durations in narrow buckets, so that every quantile is known within 2 %. Durations below 128 ns have one
+bucket each. Above, there are 64 buckets between consecutive powers of two, so that the middle of a bucket is at most
+1/128 away from its durations. Empty buckets are not stored. Sketches of several models, workers or servers can be
+added. All quantiles on a server come from sketches; only client-side measurements have exact ones.
 
-A sketch of durations: counts by buckets so narrow that every quantile is known within 2 %.
-
-Durations below 128 ns have a bucket each. Of all others, 64 buckets lie between a power of two and the next, so that
-the middle of a bucket is at most 1/128 away from the durations in it. Buckets exist once something is counted in them.
-Sketches of several models, workers or servers add up. All quantiles that a server counts come from here; those of
-requests that a client has measured are exact.
+A summary is a window of sketches in slots, of which the oldest is dropped. Counting takes constant time.
 """
 
 import math
@@ -16,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 FINE_QUERY: Final = "durations=fine"
-"""The query of a metrics page that adds the sketches of requests: too many lines for time series."""
+"""Query of the metrics page that adds the sketches of request durations, with too many lines for time series."""
 FINE_FAMILY: Final = "modserve_request_durations"
-"""Requests by the middle of their bucket, the label `seconds`."""
+"""Number of requests by bucket; the label `seconds` is the middle of the bucket."""
 LONGEST_FAMILY: Final = "modserve_request_longest_seconds"
 
 _FINE: Final = 128
-"""Limit in ns below which each duration has its own bucket."""
+"""Limit in ns, below which each duration has its own bucket."""
 _FINE_BITS: Final = 7
 
 
 @final
 class Sketch:
-    """Durations in nanoseconds by bucket; `longest` is the longest that was ever counted."""
+    """Counts of durations in nanoseconds by bucket; `longest` is the longest duration ever counted."""
 
     __slots__ = ("counts", "longest")
 
@@ -47,14 +44,14 @@ class Sketch:
         return Sketch(self.counts, self.longest)
 
     def add(self, other: "Sketch") -> None:
-        """Count everything that `other` has counted."""
+        """Add the counts of another sketch."""
         counts = self.counts
         for bucket, count in other.counts.items():
             counts[bucket] = counts.get(bucket, 0) + count
         self.longest = max(self.longest, other.longest)
 
     def since(self, before: "Sketch") -> "Sketch":
-        """Return the durations counted since the state `before`; none if that is another sketch, begun later."""
+        """Return the counts since the state `before`; empty if it is not an earlier state of this sketch."""
         counts = dict(self.counts)
         for bucket, count in before.counts.items():
             rest = counts.pop(bucket, 0) - count
@@ -66,11 +63,11 @@ class Sketch:
 
     @property
     def total(self) -> int:
-        """Count of all durations."""
+        """Number of durations."""
         return sum(self.counts.values())
 
     def longer(self, ns: float) -> int:
-        """Count of the longer durations, beyond the bucket of `ns`."""
+        """Return the number of durations beyond the bucket of `ns`."""
         limit = bucket_of(int(ns))
         return sum([count for bucket, count in self.counts.items() if bucket > limit])
 
@@ -80,14 +77,14 @@ class Sketch:
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """Return the quantiles of these shares in nanoseconds; NaN without durations.
 
-        The longest stands for its bucket: no quantile exceeds it, and that of a single request is exact.
+        The longest duration represents its bucket: no quantile exceeds it, and a single duration is exact.
         """
         last = middle_of(bucket_of(self.longest))
         return [float(self.longest) if value == last else value for value in quantiles(self.counts, shares)]
 
 
 def quantiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[float]:
-    """Return the quantiles like `Sketch.quantiles`, from counts by bucket without a known longest duration."""
+    """Return quantiles like `Sketch.quantiles`, from counts by bucket without a known longest duration."""
     ordered, total = sorted(counts.items()), sum(counts.values())
     return [_quantile(ordered, math.ceil(share * total)) for share in shares]
 
@@ -123,7 +120,7 @@ SLOT_NS: Final = 10 * 10**9
 
 @final
 class Summary:
-    """Summary of durations in nanoseconds: their count, their sum, and the distribution of the last minute."""
+    """Summary of durations in nanoseconds: count, sum, and the distribution over the last minute."""
 
     __slots__ = ("_buckets", "_slot", "count", "total")
 
@@ -131,11 +128,11 @@ class Summary:
         self.count = 0
         self.total = 0
         self._slot = 0
-        """The number of the latest slot; a slot's place is the rest of its number by `SLOTS`."""
+        """Number of the latest slot. A slot's index is its number modulo `SLOTS`."""
         self._buckets: list[dict[int, int]] = [{} for _ in range(SLOTS)]
 
     def observe(self, ns: int, now_ns: int, times: int = 1) -> None:
-        """Count a duration `times` times; `now_ns` is on the monotonic clock."""
+        """Count a duration `times` times; `now_ns` is monotonic."""
         self.count += times
         self.total += ns * times
         slot = now_ns // SLOT_NS
@@ -148,10 +145,7 @@ class Summary:
         buckets[bucket] = buckets.get(bucket, 0) + times
 
     def quantiles(self, ranks: Sequence[float], now_ns: int) -> list[float]:
-        """Return the quantiles of these ranks over the window; NaN without durations.
-
-        May be called on any thread.
-        """
+        """Return the quantiles of these ranks over the window; NaN without durations. Any thread."""
         counts: dict[int, int] = {}
         oldest = now_ns // SLOT_NS - SLOTS + 1
         for number in range(max(oldest, self._slot - SLOTS + 1), self._slot + 1):

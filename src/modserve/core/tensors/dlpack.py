@@ -1,7 +1,7 @@
-"""DLPack's description of an array. Libraries exchange arrays by this protocol, on any device.
+"""Inspection of arrays through DLPack, the protocol for exchanging arrays between libraries on any device.
 
-An exporter makes a capsule with a ``DLManagedTensor`` (dlpack.h, version 0.8 and before, which every exporter can
-still make). An unconsumed capsule frees its contents when it is deleted; here they are only inspected.
+An exporter creates a capsule with a ``DLManagedTensor`` (dlpack.h up to version 0.8, still supported by every
+exporter). This module only inspects the capsule, which frees its contents when it is deleted unconsumed.
 """
 
 import ctypes
@@ -26,33 +26,33 @@ CUDA: Final = 2
 EXTENSION: Final = 12
 """Device type that DLPack reserves for tests of unknown devices."""
 HOST_TYPES: Final = frozenset({CPU, 3, 11})
-"""Memory that the processor reads as its own: plain, and pinned for CUDA and for ROCm."""
+"""Device types of host memory: plain, and pinned for CUDA and ROCm."""
 
 
 @runtime_checkable
 class Exporter(Protocol):
-    """An array of any library, in the array API standard's terms."""
+    """An array of any library, as in the array API standard."""
 
     def __dlpack__(self, *, stream: Any = None) -> object:
-        """Make a capsule ``dltensor``. Work on `stream` waits until the array is computed: None is CUDA's default."""
+        """Create a capsule ``dltensor``. Work on `stream` (None: CUDA's default) waits until the array is computed."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 class ArrayLayout(NamedTuple):
-    """An array in memory. `address` is good for as long as the exporter and `capsule` live."""
+    """An array in memory. `address` is valid while the exporter and `capsule` exist."""
 
     device: Device
     datatype: Datatype
     shape: tuple[int, ...]
     address: int
     in_rows: bool
-    """Row-major without gaps, as all tensors of the protocol."""
+    """True if row-major without gaps, like all tensors of the protocol."""
     capsule: object
 
 
 class RawTensor(ctypes.Structure):
-    """``DLTensor``, with which a ``DLManagedTensor`` begins."""
+    """``DLTensor``, the first field of ``DLManagedTensor``."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -69,7 +69,7 @@ class RawTensor(ctypes.Structure):
 
 
 TYPE_CODES: Final[dict[str, int]] = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-"""A numpy ``kind`` → ``DLDataTypeCode``."""
+"""numpy ``kind`` → ``DLDataTypeCode``."""
 _BFLOAT = 4
 _DATATYPES = {
     **{(TYPE_CODES["i"], 8 * row.size): row for row in (dtypes.INT8, dtypes.INT16, dtypes.INT32, dtypes.INT64)},
@@ -78,7 +78,7 @@ _DATATYPES = {
     (_BFLOAT, 16): dtypes.BF16,
     (TYPE_CODES["b"], 8): dtypes.BOOL,
 }
-"""Code and bits of a ``DLDataType`` → ours."""
+"""Code and bits of a ``DLDataType`` → datatype."""
 
 CAPSULE_NAME: Final = b"dltensor"
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -92,12 +92,12 @@ def device_of(source: Exporter) -> Device:
 
 
 def layout_of(source: Exporter) -> ArrayLayout:
-    """Return the location and contents of an array. Raises INVALID_ARG for element types that the protocol lacks.
+    """Return the location and layout of an array. Raises INVALID_ARG for element types that the protocol lacks.
 
-    On a GPU, work on CUDA's (legacy) default stream that begins later waits until the array is computed. To be called
-    where the array was made: PyTorch takes the current device and stream of the thread for those of the array.
+    On a GPU, later work on CUDA's (legacy) default stream waits until the array is computed. Must be called on the
+    thread that created the array, as PyTorch assumes the thread's current device and stream.
     """
-    capsule = source.__dlpack__(stream=None)  # without it, PyTorch does not wait
+    capsule = source.__dlpack__(stream=None)  # without `stream`, PyTorch does not synchronise
     tensor = RawTensor.from_address(_pointer_of(capsule, CAPSULE_NAME))
     datatype = _DATATYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if datatype is None:

@@ -1,4 +1,4 @@
-"""The datatype table. A datatype-dependent ``if`` elsewhere is a missing column here."""
+"""Table of datatypes. Replace a datatype-dependent ``if`` elsewhere by a column here."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,10 +11,10 @@ import numpy as np
 class Datatype:
     """Tensor element type of the v2 protocol.
 
-    `name` is the protocol's spelling, `config_name` that of ``inference.DataType`` in config.pbtxt. `size` is in bytes,
-    and 0 for BYTES, whose elements vary. `own_numpy` is numpy's own type, None for BF16. `contents_field` names the
-    field of ``InferTensorContents`` that may carry it over gRPC, None if only raw data may. `json_kind` is the kind of
-    JSON value of an element.
+    `name` is its name in the protocol, `config_name` in ``inference.DataType`` of config.pbtxt. `size` is in bytes; 0
+    for BYTES, which has elements of variable size. `own_numpy` is numpy's own type, None for BF16. `contents_field` is
+    its field of ``InferTensorContents`` in gRPC, None if only raw data is allowed. `json_kind` is the kind of JSON
+    value of an element.
     """
 
     name: str
@@ -29,12 +29,12 @@ class Datatype:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The little-endian array type; BYTES arrays hold ``bytes`` objects."""
+        """Little-endian array type; BYTES arrays contain ``bytes`` objects."""
         return _bfloat16() if self.own_numpy is None else self.own_numpy
 
     @property
     def largest(self) -> float:
-        """The largest finite number of a type with `json_kind` ``float``."""
+        """Largest finite number of a type with `json_kind` ``float``."""
         import ml_dtypes
 
         return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class Datatype:
 
 @cache
 def _bfloat16() -> np.dtype[Any]:
-    import ml_dtypes  # 4 MB of memory, which only those with such tensors pay
+    import ml_dtypes  # imported on demand: takes 4 MB of memory
 
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return dtype
@@ -71,7 +71,7 @@ FP64 = _row("FP64", "TYPE_FP64", "<f8", "fp64_contents", "float")
 BYTES = _row("BYTES", "TYPE_STRING", "O", "bytes_contents", "string", size=0)
 
 INVALID = _row("<invalid>", "TYPE_INVALID", "u1", None, "")
-"""Stand-in for a request's misspelled datatype: no model expects it, so validation refuses it with Triton's text."""
+"""Stand-in for a request's unknown datatype. No model expects it, so validation refuses it with Triton's text."""
 
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES)
 BY_NAME = {row.name: row for row in ALL}
@@ -80,7 +80,7 @@ _BY_NUMPY = {row.own_numpy: row for row in ALL if row.own_numpy is not None}
 
 
 def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
-    """Return the datatype of a numpy type; fixed-width strings count as BYTES; None if the protocol lacks the type."""
+    """Return the datatype of a numpy type, BYTES for fixed-width strings; None if the protocol lacks the type."""
     if dtype.kind in "SU":
         return BYTES
     if dtype.kind == "V":

@@ -1,17 +1,17 @@
-"""Sources of an engine."""
+"""Model files and parameters for loading an engine."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class LoadingError(ValueError):
-    """A reason why a model cannot be loaded, with the remedy."""
+    """A load failure, with its remedy."""
 
 
 class EngineFiles(NamedTuple):
-    """Model files: `directory` is the version's, `filename` the file in it. `parameters` are the configuration's.
+    """Version directory, the file in it, and the configuration's parameters.
 
-    `kind` and `device` are those of the instance: ``CPU``, ``GPU``, ``MODEL``, and a GPU's number.
+    `kind` is the instance's ``CPU``, ``GPU`` or ``MODEL``; `device` is the number of its GPU.
     """
 
     directory: str
@@ -22,6 +22,6 @@ class EngineFiles(NamedTuple):
 
 
 def flag(text: str) -> bool:
-    """Return the value of a parameter known to be a flag."""
+    """Return the value of a boolean parameter."""
     text = text.strip().lower()
     return text in ("true", "yes", "on") or (text.isdecimal() and int(text) != 0)

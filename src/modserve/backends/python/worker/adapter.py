@@ -1,7 +1,7 @@
 """Adapter that runs a decorated function or class with the life cycle of a ``TritonPythonModel``.
 
-Everything is written as coroutines. Those of functions that are not ``async`` never wait for anything, and `_run`
-drives them to their end without an event loop.
+Everything is written as coroutines. Coroutines for functions that are not ``async`` never wait, and `_run` drives them
+without an event loop.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from .tensor import Tensor
 from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stack_rows
 
 Outcome = Union[Dict[str, Any], Exception]
-"""Outcome of a request: its outputs, or its failure."""
+"""Outcome of a request: its outputs or its failure."""
 
 
 def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[type]:
-    """Return the class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
+    """Return the class that runs the decorated object of a module; None if there is none. Raises TypeError for several.
 
-    The files of the object become some of the model's `own`; if that is None, clients see all files.
+    The object's files are added to the model's files `own`; if that is None, clients see all files.
     """
     definition = find(module)
     if definition is None:
@@ -51,7 +51,7 @@ class _Adapter:
 
     @classmethod
     def auto_complete_config(cls, config: Any) -> Any:
-        """Fill in the declaration. A config.pbtxt next to it must not contradict it."""
+        """Complete the configuration from the declaration. A config.pbtxt must not contradict it."""
         definition = cls.definition
         config.set_max_batch_size(definition.options.max_batch_size)
         for each in definition.inputs:
@@ -65,7 +65,7 @@ class _Adapter:
         return config
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Make the object of a class. Raises ValueError for a configuration that does not fit the declaration."""
+        """Instantiate a decorated class. Raises ValueError if the configuration does not fit the declaration."""
         definition = self.definition
         self._host = host.current()
         config = json.loads(args["model_config"])
@@ -100,13 +100,13 @@ class _Adapter:
         return [self._response(outcome) for outcome in outcomes]
 
     async def _all(self, coroutines: "Iterable[Coroutine[Any, Any, Any]]") -> "List[Any]":
-        """Return the results of all: of ``async`` functions concurrently, of others one after the other."""
+        """Return the results of all coroutines: ``async`` functions run concurrently, others one after another."""
         if self.definition.is_async:
             return list(await asyncio.gather(*coroutines))
         return [await each for each in coroutines]
 
     def _groups(self, arrays: Sequence[Arrays]) -> List[List[int]]:
-        """Return the numbers of requests that run together: with equal inputs and shapes, in a model that batches."""
+        """Group request numbers for execution: equal inputs and shapes run together if the model batches."""
         if not self.definition.batching or self.definition.by_row:
             return [[index] for index in range(len(arrays))]
         groups: Dict[Tuple[Any, ...], List[int]] = {}
@@ -115,7 +115,7 @@ class _Adapter:
         return list(groups.values())
 
     async def _outcomes(self, group: List[Arrays]) -> List[Outcome]:
-        """Run requests together, and each by itself if that fails, so that one of them does not fail the others."""
+        """Run requests together; after a failure run each by itself, so that one does not fail the others."""
         try:
             return await self._together(group)
         except Exception as error:
@@ -153,7 +153,7 @@ class _Adapter:
         return InferenceResponse([Tensor(name, array) for name, array in outcome.items()])
 
     def _failure(self, error: Exception) -> TritonError:
-        """Return the error for the client. The log gets the traceback if the failure is the model's own."""
+        """Return the error for the client. The traceback is logged if the failure is the model's own."""
         if isinstance(error, TritonError):
             return error
         if isinstance(error, InvalidInputError):
@@ -186,7 +186,7 @@ class _Adapter:
             await self._send(sender, None, COMPLETE_FINAL)
 
     async def _send(self, sender: Any, response: Optional[InferenceResponse], flags: int = 0) -> None:
-        """Send a response. Sending waits for a slow client; on an event loop, that must not delay other requests."""
+        """Send a response. Waiting for a slow client must not block other requests on an event loop."""
         if self.definition.is_async and not flags:
             await asyncio.get_running_loop().run_in_executor(None, sender.send, response, flags)
         else:

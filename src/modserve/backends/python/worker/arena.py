@@ -1,14 +1,14 @@
-"""Shared memory for large tensors: files without a name that grow and shrink.
+"""Shared memory for large tensors: anonymous files that grow and shrink.
 
-There are two, one that the server writes to and one that the worker writes to. Each is one file of the kernel's memory
-(``memfd``), which both have open: no name is left behind, in any order of ends, and no size is fixed, nor is
-``/dev/shm`` used. On Linux no process that has it open can make it smaller, which would kill the next reader of the
-lost part. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
+There are two files, one written by the server and one written by the worker. Each is a ``memfd`` that both sides have
+open: it leaves no name behind, whichever side ends first, has no fixed size, and does not use ``/dev/shm``. On Linux,
+sealing prevents both sides from truncating it, which would kill the next reader of the lost part. The owner divides its
+file into blocks, one per tensor, and sends their locations to the other side.
 
-A block is free, or it is leased: the other side has heard of it, and has not said `RELEASE` as often. The other side
-keeps one mapping for each block that it knows; the array over it that it makes for each lease gives the lease back when
-no reference to it, or to anything made of it, is left. Free blocks are used again, with their pages; those that have
-not been used for a while lose their pages to the system, and are mapped anew when they are needed again.
+A block is free or leased. A lease begins with each location sent, and ends with a `RELEASE` from the other side. The
+other side keeps one mapping per known block and creates an array over it for each lease. The lease ends when no
+reference to the array, or to a view of it, is left. Free blocks are reused with their pages. After some idle time their
+pages are returned to the system, and the block is mapped again when it is needed.
 """
 
 import fcntl
@@ -26,14 +26,14 @@ import numpy as np
 from .wire import Buffer, Location
 
 IDLE_SECONDS = 10.0
-"""Seconds after which a free block gives its pages back."""
+"""Seconds after which the pages of a free block are released."""
 _PAGE = 4096
 
 
 def new_file(name: str) -> int:
-    """Open an empty file in memory that can only grow; returns its descriptor.
+    """Open an empty in-memory file that can only grow; returns its descriptor.
 
-    If the system has no such files, it is an unlinked file, which a process that truncates it can harm.
+    On systems without ``memfd``, it is an unlinked file, without protection from truncation.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:
@@ -45,7 +45,7 @@ def new_file(name: str) -> int:
 
 
 class _Block:
-    """A part of the file, and how many hold it."""
+    """A part of the file, with its number of leases."""
 
     __slots__ = ("capacity", "free_since", "holders", "mapping", "offset")
 
@@ -58,7 +58,7 @@ class _Block:
 
 
 class Arena:
-    """The side that owns a file and writes to it. Any thread may use it."""
+    """Writing side of a file, its owner. Any thread may use it."""
 
     def __init__(self, fd: int, which: int) -> None:
         self.which = which
@@ -72,21 +72,21 @@ class Arena:
 
     @property
     def leased(self) -> int:
-        """Bytes of the blocks that are not free."""
+        """Bytes of the leased blocks."""
         with self._lock:
             self._take_back()
             return sum([block.capacity for block in self._blocks.values() if block.holders])
 
     @property
     def mapped(self) -> int:
-        """Bytes of the blocks that may have pages."""
+        """Bytes of the mapped blocks, which may have pages."""
         with self._lock:
             return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
 
     def allocate(self, size: int) -> Tuple[Location, Any]:
-        """Allocate a block for `size` bytes, leased once; returns its location and the array of bytes to write them to.
+        """Allocate a block for `size` bytes with one lease; returns its location and a writable byte array.
 
-        Raises OSError if the system has no memory, and after `close`.
+        Raises OSError if the system is out of memory, and after `close`.
         """
         capacity = _capacity(size)
         with self._lock:
@@ -105,15 +105,15 @@ class Arena:
             return Location(self.which, block.offset, capacity, 0, size), np.frombuffer(block.mapping, np.uint8, size)
 
     def place(self, elements: Buffer, size: int) -> Location:
-        """Write elements into a block."""
+        """Copy elements into a new block."""
         location, array = self.allocate(size)
         array[:] = np.frombuffer(elements, np.uint8)
         return location
 
     def hold(self, location: Location) -> Any:
-        """Return an array over a part of one of this side's own blocks, named by the other side.
+        """Return an array over a part of one of this side's own blocks, at a location sent by the other side.
 
-        Raises ValueError for a block that there is not, or that is free.
+        Raises ValueError if the block does not exist or is free.
         """
         with self._lock:
             block = self._blocks.get(location.offset)
@@ -123,11 +123,11 @@ class Arena:
         return _lease_array(block.mapping, location, self._released)
 
     def release(self, offset: int) -> None:
-        """Count the end of a lease of a block. Any thread."""
+        """End one lease of a block. Any thread."""
         self._released.append(offset)
 
     def trim(self, now: Optional[float] = None) -> None:
-        """Give the pages of blocks that have been free for a while back to the system."""
+        """Return the pages of idle free blocks to the system."""
         before = (time.monotonic() if now is None else now) - IDLE_SECONDS
         with self._lock:
             self._take_back()
@@ -139,7 +139,7 @@ class Arena:
                         self._forgotten.append(block.offset)
 
     def take_forgotten(self) -> List[int]:
-        """Return the blocks that the other side need not map any more."""
+        """Return the blocks that the other side can unmap."""
         if not self._forgotten:
             return []
         with self._lock:
@@ -147,7 +147,7 @@ class Arena:
         return forgotten
 
     def close(self) -> None:
-        """Stop allocating. The file lives on in its mappings, as long as any reference to these exists."""
+        """Stop allocating. The file exists as long as any of its mappings is referenced."""
         with self._lock:
             self._blocks.clear()
             self._free.clear()
@@ -168,7 +168,7 @@ class Arena:
 
 
 class Mirror:
-    """Reading side of a file that its owner writes. One thread at a time, but for the end of leases."""
+    """Reading side of a file. Used by one thread at a time, except for the end of leases."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -176,9 +176,9 @@ class Mirror:
         self._released: Deque[int] = deque()
 
     def fetch(self, location: Location) -> Any:
-        """Return an array of the bytes at a location, which may be written to. The lease is over when it is gone.
+        """Return a writable array of the bytes at a location. The lease ends when the array is freed.
 
-        Raises ValueError for a place that is not in the file.
+        Raises ValueError for a location outside of the file.
         """
         known = self._mappings.get(location.offset)
         if known is None or len(known[0]) != location.capacity:
@@ -192,14 +192,14 @@ class Mirror:
         return _lease_array(known[0], location, self._released)
 
     def find(self, address: int, size: int) -> Optional[Tuple[int, int, int]]:
-        """Return a block's offset and capacity, and the place of some memory in it; None for memory elsewhere."""
-        for offset, (mapping, begin) in self._mappings.copy().items():  # of which another thread may fetch more
+        """Return the offset and capacity of the block with some memory, and its start there; None for other memory."""
+        for offset, (mapping, begin) in self._mappings.copy().items():  # another thread may add mappings meanwhile
             if begin <= address and address + size <= begin + len(mapping):
                 return offset, len(mapping), address - begin
         return None
 
     def take_released(self) -> List[int]:
-        """Return the blocks of leases that have ended since the last call: one entry for each lease."""
+        """Return the blocks of leases that ended since the last call, with one entry per lease."""
         if not self._released:
             return []
         released = []
@@ -208,19 +208,19 @@ class Mirror:
         return released
 
     def close(self) -> None:
-        """Stop fetching. Mappings end when they are not read any more."""
+        """Stop fetching. A mapping ends with the last reference to it."""
         self._mappings.clear()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def forget(self, offset: int) -> None:
-        """Drop a block that its owner has given up: the mapping ends when it is not read any more."""
+        """Drop a block that its owner has released. Its mapping ends with the last reference to it."""
         self._mappings.pop(offset, None)
 
 
 def _lease_array(memory: Any, location: Location, released: "Deque[int]") -> Any:
-    # All that is made of this array refers to it: views, memoryviews, tensors of other libraries.
+    # All views of this array keep a reference to it: memoryviews and tensors of other libraries as well.
     array = np.frombuffer(memory, np.uint8, location.size, location.start)
     offset = location.offset
     weakref.finalize(array, released.append, offset).atexit = False
@@ -228,6 +228,6 @@ def _lease_array(memory: Any, location: Location, released: "Deque[int]") -> Any
 
 
 def _capacity(size: int) -> int:
-    """Round `size` up to whole pages, in steps of a quarter of a power of two: with few sizes, blocks fit again."""
+    """Round `size` up to whole pages in steps of a quarter of a power of two; with few sizes, blocks can be reused."""
     step = max(_PAGE, 1 << max(0, size.bit_length() - 3))
     return max(_PAGE, -(-size // step) * step)

@@ -1,8 +1,8 @@
-"""The worker's end of the socket pair. Any of its threads sends; one at a time reads, for all of them.
+"""The worker's end of the socket pair. Any thread may send; one thread at a time reads, for all of them.
 
-There is no reading thread: a thread that waits for something reads until it has come, and hands the frames that are for
-others to `take`. Only when two threads wait at a time does one of them wait for the other to read. So a batch costs a
-worker one wake-up, and so does the response to a call that ``execute`` makes.
+There is no dedicated reading thread. A waiting thread reads until its frame arrives, and passes other frames to `take`.
+If several threads wait, one of them reads for the others. Thus a batch costs one wake-up of the worker, and so does the
+response to a call from ``execute``.
 """
 
 import asyncio
@@ -19,32 +19,32 @@ from .wire import Frame, Location, MessageKind, RecordReader
 
 
 class ServerLostError(BaseException):
-    """The server has closed the connection, or has died: there is nothing left to do."""
+    """The server has closed the connection or died."""
 
 
 class Link:
-    """Connection to the server. `take(frame)` gets every frame, on whichever thread reads; it must not block."""
+    """Connection to the server. ``take(frame)`` is called for every frame on the reading thread; it must not block."""
 
     def __init__(self, sock: socket.socket, servers_memory: int, workers_memory: int) -> None:
         self.take: Callable[[Frame], None] = lambda frame: None
         self.descriptions = Descriptions()
         self.forked = False
-        """True in a child that the model has forked: the connection is its parent's."""
+        """True in a child process forked by the model. The connection belongs to the parent."""
         self._socket = sock
         self._frames = RecordReader()
         self._arena = Arena(workers_memory, wire.WORKERS)
         self._mirror = Mirror(servers_memory)
-        # Destructors of the API's objects send, too, and run wherever memory is allocated: also while a thread sends.
+        # Reentrant: destructors of the API's objects send frames, and may run during any allocation.
         self._sending = threading.RLock()
         self._reading = threading.Lock()
         self._news = threading.Condition()
         self._followers = 0
         self._loops: Dict[asyncio.AbstractEventLoop, int] = {}
         self._held: Optional[List[bytes]] = None
-        """Frames that leave together; None where each leaves at once."""
+        """Frames held back to be sent together; None if frames are sent at once."""
 
     def leave_to_parent(self) -> None:
-        """Close the socket in a forked child. Else the server would miss the parent's end, and hear two at a time."""
+        """Close the socket in a forked child: else the server misses the parent's end and receives from both."""
         self.forked = True
         self._socket.close()
 
@@ -65,13 +65,13 @@ class Link:
             else:
                 with self._news:
                     self._followers += 1
-                    # The reader may have left, or brought the news, before this thread was counted.
+                    # The reader may have finished before this thread was counted.
                     if not ready() and self._reading.locked():
                         self._news.wait()
                     self._followers -= 1
 
     def look(self) -> None:
-        """Read all frames that have come, unless another thread reads. Does nothing while frames are held."""
+        """Read all received frames unless another thread reads. Does nothing while frames are held."""
         if self._held is None and self._reading.acquire(blocking=False):
             try:
                 while self._read(socket.MSG_DONTWAIT):
@@ -110,10 +110,10 @@ class Link:
             with self._news:
                 self._news.notify_all()
 
-    # An event loop that reads when it has nothing else to do
+    # Reading by an idle event loop
 
     def join(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let `loop`, which runs on this thread, read as well, until it has left as often as it has joined."""
+        """Let this thread's event loop read as well, until `leave` has been called as often as `join`."""
         count = self._loops.get(loop, 0)
         if not count:
             loop.add_reader(self._socket.fileno(), self.look)
@@ -141,7 +141,7 @@ class Link:
         return self._held is not None
 
     def hold(self, on: bool) -> None:
-        """Send held frames in one system call, and hold the following ones or not. A waiting thread sends all."""
+        """Send held frames in one system call, and start or stop holding. A thread that waits sends all first."""
         with self._sending:
             held, self._held = self._held, [] if on else None
             if held:
@@ -152,7 +152,7 @@ class Link:
             self._send(frame)
 
     def send_records(self, kind: int, entries: Sequence[OutgoingRecord]) -> None:
-        """Send a frame of records. Large elements are copied into shared memory meanwhile."""
+        """Send a frame of records. Large elements are copied into shared memory."""
         with self._sending:
             self._send(write_records(self.descriptions, self._place, kind, entries))
 
@@ -180,7 +180,7 @@ class Link:
             self._send(b"")
 
     def _place(self, elements: wire.Buffer, size: int) -> Optional[Location]:
-        """Return the elements' place. In the server's memory they stay, as those of an input that the model returns."""
+        """Return the elements' location. Elements in the server's memory, such as a returned input, are not copied."""
         address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
         place = self._mirror.find(address, size)
         if place is not None:

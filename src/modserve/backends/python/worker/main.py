@@ -1,8 +1,8 @@
-"""A worker: one instance of a Python model in a process of its own.
+"""A worker: one instance of a Python model in its own process.
 
-The main thread runs the model. It waits for frames, and executes batches one after the other; a model whose ``execute``
-is a coroutine function has an event loop there instead, and decoupled ones any number of batches at a time. The process
-ends at the server's command, and when the server is gone, for any reason.
+The main thread runs the model. It waits for frames and executes batches one after another. If ``execute`` is a
+coroutine function, the main thread runs an event loop instead, with any number of concurrent batches for decoupled
+models. The process ends at the server's command, or when the server is gone.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from .tensor import Tensor
 from .wire import Frame, MessageKind
 
 _FAILED_TURN = 70
-"""Exit status of a process after a failure of its model outside of all requests."""
+"""Exit status after a failure of the model outside of requests."""
 _F_SETSIG = 10
-"""Linux: the signal that a file descriptor sends in place of SIGIO."""
+"""Linux fcntl command: sets the signal to send in place of SIGIO."""
 
 
 def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, ready: int) -> NoReturn:
@@ -46,8 +46,8 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     _die_with_server(lifeline)
     for fd in (sock, servers_memory, workers_memory, ready):
-        # Programs that the model starts must not hold the connection when this process has ended. The lifeline they may
-        # have: it is for them, too.
+        # The model's child programs must not keep the connection open after this process ends. They inherit the
+        # lifeline, which ends them as well.
         os.set_inheritable(fd, False)
     link = Link(socket.socket(fileno=sock), servers_memory, workers_memory)
     of_readiness = socket.socket(fileno=ready)
@@ -58,7 +58,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
         worker.run()
     except ServerLostError as error:
         if not link.forked:
-            # Where the server lives, the model has closed or broken what it did not open: its log says so.
+            # If the server lives, the model closed or broke a descriptor that it did not open: log that.
             with contextlib.suppress(OSError):
                 os.write(2, f"the connection to the server has ended: {error}\n".encode())
         os._exit(1)
@@ -66,9 +66,9 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
 
 
 def _die_with_server(lifeline: int) -> None:
-    """End this process, and what it starts, when the server's end of the pipe `lifeline` closes.
+    """End this process and its children when the server's end of the pipe `lifeline` closes.
 
-    The kernel sees to that, also while the model hangs in native code. If it cannot, a thread waits.
+    The kernel sends the signal, even while the model hangs in native code. Where unsupported, a thread waits instead.
     """
     if sys.platform == "linux":
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -77,17 +77,17 @@ def _die_with_server(lifeline: int) -> None:
         poll = select.poll()  # select() takes no file descriptors above 1023
         poll.register(lifeline, select.POLLIN)
         if poll.poll(0):
-            os._exit(1)  # it has closed before
+            os._exit(1)  # already closed
     else:
         threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), daemon=True).start()
 
 
 def _exit() -> NoReturn:
-    """End the process. Its model may have left threads and processes behind; none of them is waited for."""
+    """End the process without waiting for threads and processes that the model left behind."""
     try:
         processes = sys.modules.get("multiprocessing")
         for child in processes.active_children() if processes is not None else ():
-            child.terminate()  # which multiprocessing would wait for
+            child.terminate()  # multiprocessing would wait for it
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,7 +96,7 @@ def _exit() -> NoReturn:
 
 
 class WorkerLoop:
-    """Executor of the server's frames on the model."""
+    """Executes the server's frames with the model."""
 
     def __init__(self, link: Link, ready: socket.socket) -> None:
         self._link = link
@@ -115,7 +115,7 @@ class WorkerLoop:
         host.set_of_process(self._server)
 
     def run(self) -> None:
-        """Process the server's frames until it sends stop."""
+        """Process the server's frames until STOP."""
         work = self._work
         while True:
             if not work:
@@ -134,7 +134,7 @@ class WorkerLoop:
         self._finalize()
 
     def _wait(self) -> None:
-        """Wait for work. A model with turns of its own has them meanwhile: they find its requests all at once."""
+        """Wait for work. A model with its own turns takes them meanwhile, each with all requests received so far."""
         link, more = self._link, True
         while not self._work:
             if more and self._turn is not None:
@@ -144,11 +144,11 @@ class WorkerLoop:
                 link.wait(lambda: self._work)
 
     def _take_turn(self) -> bool:
-        """Take a turn of the model and send its messages at the end. A model with a failed turn cannot go on."""
+        """Run one turn of the model and then send its messages. A failed turn ends the process."""
         self._link.hold(True)
         try:
             return self._model.turn()
-        except ModelError:  # which it has logged
+        except ModelError:  # already logged
             self._link.hold(False)
             os._exit(_FAILED_TURN)
         finally:
@@ -182,7 +182,7 @@ class WorkerLoop:
         return {"is_ready": model.has_is_ready, "is_async": model.is_async, "room": model.room}
 
     def _finalize(self) -> None:
-        if not hasattr(self, "_model"):  # it could not be loaded
+        if not hasattr(self, "_model"):  # loading failed
             return
         try:
             self._model.finalize()
@@ -215,7 +215,7 @@ class WorkerLoop:
             failure = self._report_error(error)
         batch.reset(token)
         self._server.executing = ()
-        # What the model has forgotten goes back to the server with the responses.
+        # Memory no longer used by the model is released together with the responses.
         requests.clear()
         self._finish(handles, responses, failure)
 
@@ -256,7 +256,7 @@ class WorkerLoop:
             handle.ended = response is not None
         try:
             self._send_executed(settled)
-        except Exception as error:  # such as a lack of memory
+        except Exception as error:  # for example, out of memory
             failed = self._report_error(of_exception(error, "failed to send the responses: "))
             self._send_executed([(handle, response and failed) for handle, response in settled])
 
@@ -299,7 +299,7 @@ class WorkerLoop:
         del frame
         batch.set(tuple([handle.number for handle in handles]))
         if self._decoupled:
-            # The next batch may begin while this one waits for something.
+            # The next batch may begin while this one waits.
             self._finish([], [], None)
         responses: List[Optional[InferenceResponse]] = []
         failure = None

@@ -1,7 +1,8 @@
 """The protocol between the server and the worker of a Python model: frames over a socket pair.
 
-A frame is a header (bytes of the body, kind, number of records, and an argument: a call's number, or where in the body
-the records end) and a body, which is JSON, text, offsets, a number, or records: requests and responses (`records`).
+A frame is a header and a body. The header has the body's length, the kind, the number of records, and an argument: a
+call's number, or the end of the records in the body. The body is JSON, text, offsets, a number, or records: requests
+and responses (`records`).
 """
 
 import json
@@ -9,12 +10,12 @@ import struct
 from typing import Any, Final, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 VERSION = 1
-"""Version of this format. A worker runs the code of its server, so that both always have the same."""
+"""Version of this format. Workers run their server's code, so both sides always have the same version."""
 
 Buffer = Union[bytes, bytearray, memoryview]
 
 HEADER = struct.Struct("<QHHI")
-"""Bytes of the body, kind, records, argument."""
+"""Body length, kind, records, argument."""
 
 
 class MessageKind:
@@ -24,31 +25,31 @@ class MessageKind:
     COMPLETE: Final = 2  # JSON: auto_complete_config
     INITIALIZE: Final = 3  # JSON: the arguments of `initialize`
     EXECUTE: Final = 4  # records: requests
-    CANCELLED: Final = 5  # argument-less; one record's number: nobody waits for this request any more
+    CANCELLED: Final = 5  # a record's number: this request was cancelled
     PAUSE: Final = 6  # a record's number: no room for more responses to this request
     RESUME: Final = 7  # a record's number
     RESPONSE: Final = 8  # a record: a response to a call
-    RESULT: Final = 9  # JSON: what a control operation, or a question of the server, came to
+    RESULT: Final = 9  # JSON: the result of a control operation, or of a question of the server
     STOP: Final = 10  # finalize, and exit
-    TRIM: Final = 11  # nothing has happened for a while: give memory back
-    HELLO: Final = 12  # are you there?
+    TRIM: Final = 11  # after idle time: release free memory
+    HELLO: Final = 12  # request for a sign of life
 
     # From the worker to the server:
-    EXECUTED: Final = 20  # records: responses; the worker takes other requests
+    EXECUTED: Final = 20  # records: responses; the worker accepts further requests
     RESPOND: Final = 21  # a record: one response of a request that may have more
-    WATCH: Final = 22  # a record's number: say when this request is cancelled
-    LET_GO: Final = 23  # a record's number: forgotten without a final response
+    WATCH: Final = 22  # a record's number: report when this request is cancelled
+    LET_GO: Final = 23  # a record's number: dropped without a final response
     CALL: Final = 24  # a record: a request to another model
     CANCEL_CALL: Final = 25  # a record's number
-    TAKEN: Final = 26  # a record's number: a response of a decoupled call has been used
+    TAKEN: Final = 26  # a record's number: a response of a decoupled call was consumed
     CONTROL: Final = 27  # JSON: see `host.Host.control`; answered by RESULT
     LOG: Final = 28  # text; the argument is the level
     METRIC: Final = 29  # JSON: metric, operation, value
     DROP_METRIC: Final = 30  # JSON
 
     # Both ways:
-    RELEASE: Final = 40  # offsets of blocks of the other side that are not read any more
-    FORGET: Final = 41  # offsets of blocks of this side that the other need not keep mapped
+    RELEASE: Final = 40  # offsets of blocks of the other side: ended leases
+    FORGET: Final = 41  # offsets of blocks of this side that the other side can unmap
 
 
 _KINDS = frozenset(value for name, value in vars(MessageKind).items() if name.isupper())
@@ -57,7 +58,7 @@ _KINDS = frozenset(value for name, value in vars(MessageKind).items() if name.is
 LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
 INLINE, SERVERS, WORKERS = 0, 1, 2
-"""The memory a tensor's elements are in: this frame, or the shared memory that the server or the worker owns."""
+"""Memory with a tensor's elements: the frame, the server's shared memory, or the worker's."""
 
 
 class Location(NamedTuple):
@@ -89,7 +90,7 @@ def pack(value: Any) -> bytes:
 
 
 def read_json(body: memoryview) -> Any:
-    """Read the JSON of a body. Raises ValueError if it is none."""
+    """Read the JSON of a body. Raises ValueError if it is invalid."""
     return json.loads(bytes(body))
 
 
@@ -108,18 +109,18 @@ def read_offsets(body: memoryview) -> List[int]:
 
 
 Frame = Tuple[int, int, int, memoryview]
-"""Kind, records, argument and body. The body is memory of its own, and not written to again."""
+"""Kind, records, argument and body. The body has its own memory, which is not written to again."""
 
 _SCRATCH_BYTES = 64 * 1024
 _MAX_BYTES = 1 << 36
-"""Limit of a body. A larger length means that the data is no frame: tensors of such sizes are in shared memory."""
+"""Limit of a body's length. A larger one shows an invalid frame, as large tensors are in shared memory."""
 
 
 class RecordReader:
-    """Reader of whole frames from bytes as they come.
+    """Incremental reader of frames.
 
-    ``receive(buffer)`` reads into a buffer and returns how many bytes came. A frame begins in the scratch buffer; one
-    that does not fit there continues in a buffer of its own.
+    ``receive(buffer)`` reads into a buffer and returns the number of bytes. A frame begins in the scratch buffer; a
+    larger one continues in its own buffer.
     """
 
     def __init__(self) -> None:
@@ -131,15 +132,15 @@ class RecordReader:
         self._large_header = (0, 0, 0)
 
     def room(self) -> memoryview:
-        """Return the memory for the next bytes."""
+        """Return the buffer for the next bytes."""
         if self._large is not None:
             return self._large[self._large_filled :]
         return self._view[self._filled :]
 
     def take_in(self, count: int) -> List[Frame]:
-        """Take in `count` bytes, written to `room`; returns the complete frames.
+        """Process `count` bytes written to `room`; returns the complete frames.
 
-        Raises ValueError for an invalid frame, and MemoryError for one without enough memory.
+        Raises ValueError for an invalid frame, and MemoryError for one that does not fit in memory.
         """
         if self._large is not None:
             self._large_filled += count

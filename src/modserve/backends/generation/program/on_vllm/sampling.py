@@ -1,4 +1,4 @@
-"""Conversion of sampling parameters to vLLM's own class, which checks them by its types."""
+"""Conversion of sampling parameters to vLLM's class, which validates them by its types."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,14 +9,15 @@ from ..contract import RequestError, unknown
 LORA = "lora_name"
 _STRUCTURED = "structured_outputs"
 _OLDER_NAMES = {"guided_decoding": _STRUCTURED}
-"""Names of older versions of Triton's backend."""
+"""Names from older versions of Triton's backend → current names."""
 _OWN = frozenset({"output_kind", "output_text_buffer_length", "skip_clone"})
-"""Fields that are not for clients: the backend sets them."""
+"""Fields set by the backend, not by clients."""
 
 
 class SamplingReader:
-    """Reader of sampling parameters. `kind` is the installed vLLM's class SamplingParams, a struct of msgspec;
-    ``convert(fields, kind)`` makes one. `deltas` is the `output_kind` of outputs with new content alone.
+    """Reader of sampling parameters. `kind` is vLLM's class SamplingParams, a msgspec struct.
+
+    ``convert(fields, kind)`` creates one. `deltas` is the `output_kind` for outputs with only the new content.
     """
 
     def __init__(self, kind: Any, convert: Callable[[Mapping[str, Any], Any], Any], deltas: Any) -> None:
@@ -27,7 +28,7 @@ class SamplingReader:
         self._known = fields | {LORA, *_OLDER_NAMES}
 
     def read(self, values: Mapping[str, Any], *, strict: bool) -> tuple[Any, str | None]:
-        """Read the parameters, and the name of an adapter. Numbers may be texts, as Triton's clients send them.
+        """Read the parameters and the adapter's name. Numbers may be texts, as sent by Triton's clients.
 
         Raises RequestError. Unknown names are ignored unless `strict`.
         """
@@ -46,14 +47,14 @@ class SamplingReader:
             fields[_STRUCTURED] = _read_structured(fields[_STRUCTURED])
         try:
             sampling = self._convert(fields, self._kind)
-        except Exception as error:  # msgspec's for a type, and vLLM's own for a value, whose classes change
+        except Exception as error:  # msgspec's type errors; vLLM's value errors, with classes that vary by version
             raise RequestError(f"sampling parameters: {_text(error)}") from None
         sampling.output_kind = self._deltas
         return sampling, adapter
 
 
 def _read_structured(value: Any) -> Any:
-    """Return an object, or its text, without empty members. Triton's backend takes the text alone."""
+    """Return an object, given as such or as text, without empty members. Triton's backend accepts only the text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
