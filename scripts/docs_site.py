@@ -27,7 +27,14 @@ OUTSIDE = (
     "benchmarks/results/tables.md",
 )
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "connections.html": "limits.html",
+    "console.html": "metrics.html#console",
+    "record.html": "logs.html#records",
+    "security.html": "access.html",
+    "tenants.html": "limits.html#tenants",
+    "tracing.html": "logs.html#traces",
+}
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 
 _FENCE = re.compile(r"^ *(```|~~~)")

@@ -476,14 +476,15 @@ def runbook(rules: str) -> str:
         "# Alerts",
         "",
         "What to do when an alert of [`modserve.rules.yaml`](../deploy/prometheus/modserve.rules.yaml) fires. The",
-        "alert's own text has the server, the model and the value. `python scripts/monitoring.py` writes this page.",
+        "alert's text has server, model and value. Critical alerts are bold.",
     ]
     for group in yaml.safe_load(rules)["groups"]:
-        lines += ["", f"## {group['name']}", "", "| alert | severity | what to do |", "|---|---|---|"]
+        lines += ["", f"## {group['name']}", "", "| alert | what to do |", "|---|---|"]
         for rule in group["rules"]:
             text = " ".join(rule["annotations"]["runbook"].split()).replace("|", "\\|")
             text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](\1.md)", text)
-            lines.append(f"| `{rule['alert']}` | {rule['labels']['severity']} | {text} |")
+            mark = "**" if rule["labels"]["severity"] == "critical" else ""
+            lines.append(f"| {mark}`{rule['alert']}`{mark} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -35,8 +35,8 @@ MORE = {
     "auth-file": "access.md#keys",
     "cache-config": "configuration.md#response-cache",
     "default-backend": "engines/auto.md",
-    "execution-timeout-secs": "tenants.md",
-    "http-client-timeout": "connections.md",
+    "execution-timeout-secs": "limits.md#executions-and-requests-in-flight",
+    "http-client-timeout": "limits.md",
     "http-restricted-api": "access.md#restricting-calls",
     "metrics-config": "metrics.md",
     "model-control-mode": "loading.md",
@@ -46,8 +46,8 @@ MORE = {
     "platform": "platforms.md",
     "python-model": "python-functions.md",
     "rate-limit": "configuration.md#rate-limiter",
-    "record": "record.md",
-    "trace-config": "tracing.md",
+    "record": "logs.md#records",
+    "trace-config": "logs.md#traces",
     "warmup": "configuration.md#warm-up",
     "workers": "workers.md",
 }
@@ -181,10 +181,10 @@ def calls() -> str:
     for rpc, each in RPC_NEEDS.items():
         rpcs.setdefault(CallRow(RPC_CATEGORY.get(rpc, ""), each), []).append(f"`{rpc}`")
     rows = [
-        f"| {row.category} | {row.scope} | {', '.join(paths.get(row, []))} | {', '.join(rpcs.get(row, []))} |"
+        f"| {row.category} | {row.scope} | {', '.join([*paths.get(row, []), *rpcs.get(row, [])])} |"
         for row in sorted({*paths, *rpcs}, key=lambda row: row.rank)
     ]
-    return "\n".join(["", "| category | scope | HTTP | gRPC |", "|---|---|---|---|", *rows, "", ""])
+    return "\n".join(["", "| category | scope | HTTP and gRPC |", "|---|---|---|", *rows, "", ""])
 
 
 TABLES = (
