@@ -92,8 +92,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:
-        """Change trace settings with immediate effect. null restores a model's
-        setting to the global one, and a global setting to its value at start-up."""
+        """Change trace settings at once. null restores the global value, or at the global level the start-up value."""
         tracer = server.tracer_for(model)
         change = trace_settings.change_by_json(await read_body(request, max_json), tracer.mode)
         await server.change_trace_settings(change, model)
