@@ -38,7 +38,7 @@ def router(server: Server) -> APIRouter:
 
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
-        """Report whether the server is ready for inference. If not, `reasons` lists models that are not ready, and why."""
+        """Report whether the server is ready for inference. If not, `reasons` says which models are not."""
         return make_response(await probes.ready(server))
 
     @router.get("/health", responses={**responses_of("Ready"), 503: response_of("Ready", "Not ready")})
