@@ -425,7 +425,7 @@ class Logs:
         self._handler = _Handler(LogFile(file) if file else TextStream(sys.stderr), not file and sys.stderr.isatty())
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
-        # Levels apply to modserve only. Libraries would log every connection, and hpack every header, including secrets.
+        # Levels are for modserve only. Libraries would log every connection, and hpack every header with its secrets.
         logging.getLogger().setLevel(logging.WARNING)
         self.change(self.settings)
 
