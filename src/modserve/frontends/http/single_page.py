@@ -19,7 +19,7 @@ def single_page(package: str, name: str, scripts: Sequence[str]) -> PageResponse
     """Return the page from files in `package`: ``<name>.html``, ``<name>.css``, and `scripts` in order.
 
     Model names and failure texts are untrusted: only the page's own script may run, and contact only this server.
-    Images are limited to those that the script itself draws from a model's outputs.
+    Images are limited to the script's own drawings of a model's outputs.
     """
     files = resources.files(package)
 

@@ -4,7 +4,7 @@ Clients index repeated fields, so most fields of a request are found in the tabl
 client sends without indexing, in Huffman code, are cached field by field.
 
 A block with too many or too long fields is still processed to its end, because it changes the dynamic table for later
-blocks. Its further fields are dropped, and those that enter no table are not even decoded.
+blocks. Its further fields are dropped, without decoding unless they enter a table.
 """
 
 from typing import Final, final

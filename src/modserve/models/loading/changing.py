@@ -1,4 +1,4 @@
-"""In-place changes of a configuration: applied to a serving model without opening its files again.
+"""Changes of a configuration in place: applied to a serving model without opening its files again.
 
 | field | effect |
 |---|---|

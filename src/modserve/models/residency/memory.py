@@ -199,7 +199,7 @@ class Growth:
     def end(
         self, load: MeasuredLoad, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
     ) -> Callable[[], None]:
-        """End a load. `processes`: those that run the model instead of this one.
+        """End a load. `processes`: other processes that run the model.
 
         The returned function passes all sizes known by now to the `on_measured` of their loads.
         """
