@@ -295,7 +295,7 @@ class Routed:
 
     @property
     def _spare(self) -> Servable:
-        """Return the version for requests without a route: the latest one, rolled-back ones only without others."""
+        """Version for requests without a route: the latest one, a rolled-back one only without others."""
         rolled_back = {route.version for route in self._router.routes if route.rolled_back is not None}
         if self._latest.id.version not in rolled_back:
             return self._latest
