@@ -312,7 +312,7 @@ class FairQueue(RequestQueue):
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """Return the tenant's requests ahead, with the others' shares in the same time, up to their waiting requests."""
+        """Return the tenant's requests ahead, with the others' shares in the same time, limited by their requests."""
         account = self.shares.account(tenant)
         own, own_size = account.queue.ahead(level)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)

@@ -52,7 +52,7 @@ class LocalServer:
         self.version = __version__
         self.phase = Phase.STARTING
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Its event loop, once it has begun to load."""
+        """The server's event loop, once loading has begun."""
         self.tenant: Tenant | None = None
         self.retiring = False
         self.leaving = False

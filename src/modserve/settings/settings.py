@@ -1,4 +1,4 @@
-"""All settings of a server, each with field, type, limits, default and help; options need nothing else.
+"""The settings of a server, each with field, type, limits, default and help; options need nothing else.
 
 For HTTP and gRPC, see `front_ends`.
 """
@@ -47,7 +47,7 @@ class Settings(BaseModel):
         value="DIR",
         several=True,
     )
-    """One or several repositories; `repositories` has them as paths and remote places."""
+    """Model repositories, one or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
         "Function or class decorated with modserve.model; also 'serve my_module:my_model'; NAME is by default OBJECT; "
