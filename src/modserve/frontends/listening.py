@@ -40,7 +40,7 @@ _LOOK: Final = 0.005
 """Seconds between checks of these handshakes."""
 
 _TURNS: Final = 5
-"""Turns of the event loop, more than serving its accepted connections takes."""
+"""Turns of the event loop to wait, more than it takes to serve accepted connections."""
 
 _SO_ATTACH_FILTER: Final = 26
 """Number from Linux's headers; Python has no name for it."""

@@ -196,7 +196,7 @@ class LocalServer:
 
     @property
     def ready(self) -> bool:
-        """True if ready for inference: running, and with `strict`, every model version READY or unloaded on purpose."""
+        """True if ready for inference: running, and if strict, every model version READY or unloaded on purpose."""
         if self.phase is not Phase.RUNNING or self.leaving:
             return False
         return not (self._strict_readiness and self._table.unready())

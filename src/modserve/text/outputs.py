@@ -68,7 +68,7 @@ class TensorPlan:
             width = layer.weight.shape[1]
 
     def inputs(self, tokens: Tokens) -> Mapping[str, Tensor]:
-        """Return [1, tokens] for each input of the model, except inputs that the server does not provide."""
+        """Return a [1, tokens] tensor for each input of the model, except a mask that the padding adds."""
         count = len(tokens.ids)
         tensors = {}
         for role, spec in self._inputs.items():

@@ -31,7 +31,8 @@ from .utilisation import Utilisation
 _LESSONS = 1, 4
 """Maximum rows of a batch by the number of observed batches. Larger ones delay all requests if batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
-"""Mean batch time below which choosing costs too much, so that as many as fit run together, and weight of the first."""
+"""Mean batch time below which choosing costs too much, and weight of a new batch in it. In that case, and at first, as
+many requests as fit run together."""
 _DEAREST = 64.0
 """Maximum rows of mean length that a row may cost a tenant; its inverse is the minimum."""
 _SIDE = 32

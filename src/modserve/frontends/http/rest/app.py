@@ -267,7 +267,7 @@ def _models(server: Server, authority: "Authority | None") -> APIRouter:
         return json_response(statistics.batches_json(server.model(model, version)))
 
     async def model_openapi(model: str, version: int | None = None) -> Response:
-        """Return an OpenAPI document of the model's inference calls, for client generators; tensors are schemas."""
+        """Return an OpenAPI document of the model's inference calls, for client generators, with tensors as schemas."""
         from . import docs
 
         return json_response(_secure(await docs.model_openapi(server, model, version), authority))

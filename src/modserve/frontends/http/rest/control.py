@@ -92,7 +92,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:
-        """Change trace settings at once. null restores the global value, or at the global level the start-up value."""
+        """Change trace settings at once. null restores the global value; at the global level, the start-up value."""
         tracer = server.tracer_for(model)
         change = trace_settings.change_by_json(await read_body(request, max_json), tracer.mode)
         await server.change_trace_settings(change, model)
@@ -125,7 +125,7 @@ def region_router(server: Server, max_json: int) -> APIRouter:
             return json_response(regions.status_json(await server.regions(kind, region)))
 
         async def unregister(region: str = "") -> Response:
-            """Unregister a region as soon as no request uses it. An unknown name is not an error."""
+            """Unregister a region, or all without a name, once no request uses it. An unknown name is not an error."""
             await server.unregister_region(kind, region)
             return Response(media_type=MIME_JSON)
 
@@ -152,7 +152,7 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
         return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:
-        """Replace the whole routing. null deletes it; `rolled_back` alone leaves it unchanged."""
+        """Replace the whole routing. null deletes it; a body with `rolled_back` alone keeps it."""
         body = await read_body(request, max_json)
         if body.strip() == b"null":
             return await delete(model)

@@ -96,8 +96,8 @@ def process_router(server: Server, options: HttpSettings, authority: "Authority 
     async def drain(request: Request) -> Response:
         """Take the server out of service permanently, and respond when all accepted requests are finished.
 
-        The server reports that it is not ready, goes on for `--shutdown-delay-secs`, then refuses new requests and ends
-        within `--exit-timeout-secs`. `drained` is false if that was too short.
+        The server reports that it is not ready, serves for `--shutdown-delay-secs`, then refuses new requests, and
+        finishes within `--exit-timeout-secs`. `drained` is false if that was too short.
         """
         check_local(request, DRAIN, "drain it: run 'modserve drain'")
         status, document = await probes.drain(server)
