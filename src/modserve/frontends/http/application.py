@@ -79,7 +79,7 @@ class Application:
         return restriction is None or restriction.granted(scope["headers"])
 
     def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
-        """Return the probe for a request of which only the answer matters."""
+        """Return the probe for a request; None if that also needs a log entry, an id, or checks of the caller."""
         logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
         more = logged or self._options.restrictions or self._authority is not None
         if more:
