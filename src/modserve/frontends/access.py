@@ -8,7 +8,7 @@ from modserve.observability.access_log import AccessLog
 from .call import InferenceCall
 
 GONE: Final = 499
-"""Status in the log of an HTTP request whose client disconnected before its response."""
+"""Status in the log of an HTTP request when its client disconnects before the response."""
 
 
 def record(
@@ -21,7 +21,7 @@ def record(
     responses: int = 1,
     start_ns: int = 0,
 ) -> None:
-    """Log an inference, which is over. `start_ns`: when its request had come, if not as the call has it."""
+    """Log a finished inference. `start_ns`: arrival time of its request, if different from the call's."""
     trace: RequestTrace | None = call.trace
     inflight: Inflight | None = call.inflight
     version = call.version

@@ -8,39 +8,39 @@ from modserve.core.requests.origin import Origin
 from modserve.observability.audit_log import AuditLog
 
 MOST_CHANGE: Final = 2000
-"""Bytes of a request that may be in a line."""
+"""Maximum size of a logged request, in bytes."""
 
 _KINDS: Final = ("control", "admin")
 _ACTIONS: Final = ("load", "unload", "register", "unregister")
-"""The last part of paths that change something, whatever the method."""
+"""Last path segments of calls that change something, whatever the method."""
 
 RPCS: Final = frozenset(
     name for name, need in RPC_NEEDS.items() if need.kind in _KINDS and not name.endswith("MemoryStatus")
 )
-"""RPCs that change something; those of `SETTINGS_RPCS` do so only if their message has settings."""
+"""RPCs that change something. `SETTINGS_RPCS` do so only if their message contains settings."""
 SETTINGS_RPCS: Final = frozenset(("LogSettings", "TraceSetting"))
 _TOLD: Final = ("/logging", "/trace/setting", "/routing")
-"""Paths, by their ends, whose requests say what changes. Requests to others may be files, or hold a model's secrets."""
+"""Suffixes of paths with requests that may be logged. Other requests may be files or contain a model's secrets."""
 
 
 class AuditEntry:
-    """A call that changes something, if it is served."""
+    """Audit-log entry of a call that changes something, if it is served."""
 
     def __init__(self, protocol: str, call: str, model: str = "") -> None:
         self.protocol = protocol
         self.call = call
         self.model = model
         self.identity: Identity | None = None
-        """The caller, if there are keys and it has one."""
+        """The caller, if the server checks keys and the caller has one."""
         self.region = ""
         """Name of the shared-memory region."""
         self.change: object = None
-        """Content of the request, in values that JSON has."""
+        """Content of the request, as JSON values."""
         self.error = ""
         self.request_id = ""
 
     def record(self, audit: AuditLog, origin: Origin, status: int | str, *, known: bool) -> None:
-        """Write the entry of the call, which is over."""
+        """Write the entry of the finished call."""
         identity = self.identity
         who = (
             {}
@@ -77,5 +77,5 @@ def entry_of(method: str, path: str) -> AuditEntry | None:
 
 
 def shows_request(path: str) -> bool:
-    """True if the log may contain the request to this path."""
+    """True if the log may contain requests to this path."""
     return path.endswith(_TOLD)

@@ -1,17 +1,16 @@
-"""Rules for requests of browsers, which carry requests of any page to any server that their machine reaches.
+"""Protection against hostile web pages: a browser sends requests of any page to any server in reach of its machine.
 
-Two things would make strangers' pages dangerous. A page may send what needs no preflight (Fetch standard), such as a
-POST of plain text, to another origin: it cannot read the response, but what it has ordered is done. And a page may have
-the name of its own host lead to the address of this server (DNS rebinding): then it even reads the responses, since
-browsers take both for the same origin.
+A page can attack in two ways. Without a preflight (Fetch standard), it may send requests such as a POST of plain text
+to another origin: it cannot read the response, but the call is carried out. And it may point its own host name at the
+address of this server (DNS rebinding): then it can even read the responses, because the browser sees one origin.
 
-All is decided by `MARKS`, headers that pages can neither leave away nor make up. A client that sends none of them is no
+The decision rests on `MARKS`, headers that pages can neither omit nor forge. A client that sends none of them is not a
 browser, and these rules do not apply to it. Browsers send
 
-- Origin with whatever is not a plain GET, or HEAD, of their own origin;
-- Sec-Fetch-Site with every request whose address cannot have been rebound: to https, and to this machine by name;
-- Accept-Language with every request. A page may change what it says, but not that it is there. Some clients that are no
-  browsers send it, too: of those, node.js says so by Sec-Fetch-Mode without Sec-Fetch-Site.
+- Origin with every request except a plain GET or HEAD to their own origin;
+- Sec-Fetch-Site with every request to an address that cannot be rebound: https, and this machine by name;
+- Accept-Language with every request. A page may change its value, but cannot remove it. Some other clients send it,
+  too; among them, node.js is recognised by Sec-Fetch-Mode without Sec-Fetch-Site.
 """
 
 import ipaddress
@@ -24,32 +23,32 @@ ANY = "*"
 ORIGIN, SITE, MODE = b"origin", b"sec-fetch-site", b"sec-fetch-mode"
 LANGUAGE, FORWARDED_HOST = b"accept-language", b"x-forwarded-host"
 MARKS = frozenset({ORIGIN, SITE, MODE, LANGUAGE, FORWARDED_HOST})
-"""Headers that are read besides Host."""
+"""Headers that are evaluated besides Host."""
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-"""Methods by which nothing is ordered (RFC 9110, 9.2.1)."""
+"""Methods that change nothing (RFC 9110, 9.2.1)."""
 _OWN_SITES = frozenset({b"same-origin", b"none"})
-"""Sec-Fetch-Site of a page of this origin, and of an address that a person typed. Other ports are other origins."""
+"""Sec-Fetch-Site of a page of this origin, and of an address typed by a user. Other ports are other origins."""
 _PRIVATE = ("localhost", "local", "internal", "svc", "home.arpa")
-"""Ends of names that cannot be registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services): the names
-of strangers' pages never end so."""
+"""Suffixes of names that cannot be registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services), and
+so cannot belong to another site."""
 _PORT = re.compile(r":[0-9]*$")
 _machine = {socket.gethostname().lower()}
-"""The names of this machine, as far as they are known."""
+"""Known names of this machine."""
 _MAX_SHOWN = 100
 
 
 def learn_names() -> threading.Thread:
-    """Ask for this machine's full name on a thread: that may take seconds without a name server."""
+    """Look up this machine's full name on a thread: without a name server, that may take seconds."""
     asking = threading.Thread(target=lambda: _machine.add(socket.getfqdn().lower()), name="host name", daemon=True)
     asking.start()
     return asking
 
 
 def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[str]) -> str:
-    """Return why a request is refused that a page of another host may have sent under that host's name.
+    """Return why a request is refused that may come from a page of another site under that site's host name.
 
-    Empty if it is served. `allowed` are names besides those of the machine.
+    Empty if the request is allowed. `allowed`: host names besides the machine's own.
     """
     if ANY in allowed or SITE in marks or (ORIGIN not in marks and (LANGUAGE not in marks or MODE in marks)):
         return ""
@@ -63,7 +62,7 @@ def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[
 
 
 def _is_private(name: str) -> bool:
-    """True if no stranger can own the name: an address, a name without a dot, or one that cannot be registered."""
+    """True if no other site can own the name: an address, a name without a dot, or one that cannot be registered."""
     if "." not in name or name.endswith(tuple(f".{end}" for end in _PRIVATE)):
         return True
     try:
@@ -81,9 +80,9 @@ def order_refusal(
     secure: bool,
     for_operators: bool = False,
 ) -> str:
-    """Return why a page's order is refused; empty if it is allowed. `allowed` are origins, `secure` is for TLS.
+    """Return why a page's state-changing request is refused; empty if it is allowed.
 
-    `for_operators`: no option allows other origins at this port.
+    `allowed`: permitted origins. `secure`: the port uses TLS. `for_operators`: no option allows other origins here.
     """
     if method in _READING or ANY in allowed:
         return ""
@@ -109,7 +108,7 @@ def order_refusal(
 
 
 def _is_own(origin: str, host: str, secure: bool) -> bool:
-    """True if the origin is that of `host`. A proxy may have changed the scheme."""
+    """True if the origin matches `host`. The scheme may differ behind a proxy."""
     scheme, _, authority = origin.partition("://")
     if scheme not in ("http", "https") or (secure and scheme != "https"):
         return False

@@ -1,9 +1,9 @@
 """The life of an inference call, the same on every wire.
 
-A call begins with the model version that takes its request, and a trace if it is the turn of one. Its request is read,
-on the event loop or on a thread: until it is submitted, the call may borrow the model, so that one that is unloaded
-meanwhile takes the request all the same. Outcomes come in `settle`. What the call holds (regions of shared memory,
-memory of the server) is released before its client can hear of the end, and `close` ends everything else.
+A call begins with the model version that takes its request, and with a trace if the request is sampled. The request is
+read on the event loop or on a thread. Until it is submitted, the call may borrow the model, which then accepts the
+request even if it is unloaded meanwhile. Outcomes arrive in `settle`. The call's memory (shared-memory regions, server
+memory) is released before the client can see the end of the call; `close` ends everything else.
 
     begin -> [borrow] -> submit -> settle ... -> release -> close
 """
@@ -34,14 +34,14 @@ from modserve.server import Server
 
 
 class Wire(NamedTuple):
-    """A protocol's name in the log, and Triton's names of its activities in traces."""
+    """Name of a protocol in the log, and Triton's names of its activities in traces."""
 
     name: str
     received: tuple[str, str]
     sending: str
     sent: str
     attributes: Mapping[str, str]
-    """Attributes of spans, and the name of a path or RPC there (OpenTelemetry's semantic conventions)."""
+    """Span attributes, and the attribute that holds the path or RPC (OpenTelemetry's semantic conventions)."""
     called: str
 
 
@@ -53,7 +53,7 @@ HTTP = Wire(
     {"http.request.method": "POST"},
     "url.path",
 )
-# A message has been read when we hear of it: its reading takes no time here.
+# gRPC messages are already read when the server sees them: reading takes no time here.
 GRPC = Wire(
     "gRPC",
     ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
@@ -68,7 +68,7 @@ GRPC = Wire(
 class InferenceCall:
     """A request and the sink of its outcomes.
 
-    A subclass says in `deliver` where the one response goes; where there are many, it has another `settle`.
+    Subclasses implement `deliver` for calls with one response, and override `settle` for calls with several.
     """
 
     __slots__ = (
@@ -99,36 +99,36 @@ class InferenceCall:
         self, server: Server, wire: Wire, tenant: Tenant | None, model: str = "", version: int | None = None
     ) -> None:
         self._held: InferenceResponse | None = None
-        """A response that may be the only one."""
+        """A response that may turn out to be the only one."""
         self._delivered = False
         self.server = server
         self.tenant = tenant
-        """Tenant of the request; None where the server knows no tenants."""
+        """Tenant of the request; None if the server has no tenants."""
         self.wire = wire
         self.model = model
         self.version = version
-        """Version that the request asks for; once a model version has accepted it, that version."""
+        """Requested version; once a model version has accepted the request, that version."""
         self.id = ""
-        """The protocol's."""
+        """Client-chosen id, from the protocol's field."""
         self.request_id = ""
         """Id of the request (`core.requests.request_ids`); empty until it is needed."""
         self.origin: Origin = NOWHERE
         """Origin of the request: its client and call."""
         self.now_ns = 0
-        """Time at which the request was complete, in nanoseconds."""
+        """Arrival time of the complete request, in nanoseconds."""
         self.response_form: ResponseForm = response_form.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
         self.lease: RegionLease | None = None
-        """Lease for tensors in shared memory; None for requests without any."""
+        """Lease for tensors in shared memory; None for requests without them."""
         self.memory: RequestMemory | None = None
-        """Memory of a request that is submitted in a later turn; None for others."""
+        """Memory of a request that is submitted in a later turn; None for other requests."""
         self._handle: Handle | None = None
 
     def begin(self, servable: Servable, now_ns: int, received_ns: int = 0, headers: TraceHeaders | None = None) -> None:
-        """Begin the request, which is complete at `now_ns` and began to come in at `received_ns`, if that is known.
+        """Begin a request that was complete at `now_ns` and began to arrive at `received_ns` (0 if unknown).
 
-        `headers` say which span of the client's it belongs to.
+        `headers` name the client's span that it belongs to.
         """
         self.servable = servable
         self.now_ns = now_ns
@@ -156,7 +156,7 @@ class InferenceCall:
         return {**wire.attributes, **{name: value for name, value in known.items() if value}}
 
     def borrow(self) -> RequestMemory:
-        """Borrow the model for a request that a later turn of the event loop submits; returns its memory.
+        """Borrow the model for a request that is submitted in a later turn of the event loop; return its memory.
 
         Raises what `Server.model` raises.
         """
@@ -169,13 +169,13 @@ class InferenceCall:
         return self.memory
 
     def lend(self) -> RegionLease:
-        """Return the lease of the request, made on first use."""
+        """Return the lease of the request, created on first use."""
         if self.lease is None:
             self.lease = self.server.shared_memory.lease("" if self.tenant is None else self.tenant.name)
         return self.lease
 
     def submit(self, request: InferenceRequest) -> None:
-        """Hand the request to its model. Raises what keeps it from being accepted."""
+        """Submit the request to its model. Raises the reason if it is not accepted."""
         self.id = request.id
         if self.tenant is not None:
             request.tenant = self.tenant
@@ -195,7 +195,7 @@ class InferenceCall:
             self.give_back_model()
 
     def accept(self, request: InferenceRequest) -> Inflight:
-        """Count a request in, and submit it. Raises what keeps it from being accepted."""
+        """Count a request and submit it. Raises the reason if it is not accepted."""
         return self.server.quotas.accept(request, self._rows(request), self._submit)
 
     def _submit(self, request: InferenceRequest) -> Inflight:
@@ -206,7 +206,7 @@ class InferenceCall:
         return submit_traced(self.trace, submitter, request, self, self.now_ns)
 
     def _rows(self, request: InferenceRequest) -> int:
-        """Return the number of rows by the first input, which the model has not checked yet."""
+        """Return the number of rows, by the first input; the model has not checked it yet."""
         most = self.servable.config.max_batch_size
         if not most or not request.inputs:
             return 1
@@ -224,7 +224,7 @@ class InferenceCall:
         if self._delivered:
             return
         delivery = outcome
-        if delivery is None or not final or self._held is not None:  # it is rarely so
+        if delivery is None or not final or self._held is not None:  # slow path: several responses, or none
             delivery = single_outcome(self._held, outcome, final)
         if delivery is None:
             self._held = cast(InferenceResponse, outcome)
@@ -241,16 +241,16 @@ class InferenceCall:
             inflight.cancel()  # a decoupled model may want to say more
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        """Deliver the one response, or the failure. Called until it does not raise; must not block."""
+        """Deliver the one response, or the failure. Called again if it raises; must not block."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Cancel the call, whose client has disconnected or whose time is over; nothing more is sent."""
+        """Cancel the call after a disconnect or at its deadline; nothing more is sent."""
         if self.inflight is not None:
             self.inflight.cancel()
 
     def give_back_model(self) -> None:
-        """Give back the model: the request has been submitted, or never will be."""
+        """Release the borrowed model: the request has been submitted, or never will be."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.release()
@@ -261,7 +261,7 @@ class InferenceCall:
         return bool(self.response_form.places) and self.server.shared_memory.with_cuda
 
     def render(self, response: InferenceResponse) -> InferenceResponse:
-        """Return the response in the form that the client wants. Raises INVALID_ARG; may run on a thread."""
+        """Return the response in the form that the client requested. Raises INVALID_ARG; may run on a thread."""
         look = self.response_form
         if look.places or look.classes:
             return look.apply(response, self.servable, self.lease)
@@ -269,7 +269,7 @@ class InferenceCall:
 
     @property
     def cost(self) -> str:
-        """Cost of the request, as text for a header; empty if it has not run."""
+        """Cost of the request as a header value; empty if it has not run."""
         return "" if self.inflight is None else server_timing.value(self.inflight)
 
     def with_cost(self, response: InferenceResponse) -> InferenceResponse:
@@ -277,7 +277,7 @@ class InferenceCall:
         return response if self.inflight is None else server_timing.with_cost(response, self.inflight)
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
-        """Record that the client is about to get `error`, which the log may report."""
+        """Record a failure that is about to be sent; the log may report it."""
         id, log, trace = self.identify(), self.server.failure_log, self.trace
         known_as = id, self.origin, "" if trace is None else trace.trace_id
         log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
@@ -285,7 +285,7 @@ class InferenceCall:
             self.trace.on_failure(error, status)
 
     def identify(self) -> str:
-        """Return the `request_id`, made now if there is none."""
+        """Return the `request_id`, created now if there is none."""
         if not self.request_id:
             inflight = self.inflight
             self.request_id = request_ids.make() if inflight is None else request_ids.of(inflight.request)
@@ -300,14 +300,14 @@ class InferenceCall:
             self.trace.stamp(self.wire.sent)
 
     def release(self) -> None:
-        """Release the shared and other memory of the request; called before the client can hear of its end."""
+        """Release shared and server memory of the request, before the client can see the end of the call."""
         if self.lease is not None:
             self.lease.release()
         if self.memory is not None:
             self.memory.release()
 
     def finish(self) -> None:
-        """Finish the call: the response is ready to be sent, or never will be."""
+        """Finish the call: its response is ready to be sent, or never will be."""
         inflight = self.inflight
         if inflight is None:
             self.give_back_model()
@@ -319,9 +319,9 @@ class InferenceCall:
             self.trace.stamp(self.wire.sending)
 
     def close(self) -> None:
-        """Close the call: the client has all that it gets, or has disconnected. May be called again."""
+        """Close the call: the client has received everything, or has disconnected. Idempotent."""
         if self.inflight is not None:
-            self.inflight.cancel()  # which does nothing to a request that is settled
+            self.inflight.cancel()  # no effect on a settled request
         self.give_back_model()
         self.release()
         if self.trace is not None:
@@ -329,9 +329,9 @@ class InferenceCall:
 
 
 class FutureCall(InferenceCall):
-    """A call whose one response is awaited: `future` gets it, or the failure.
+    """A call with one awaited response: `future` receives it, or the failure.
 
-    A failure is a value: the traceback of one that is raised would hold what holds it.
+    A failure is stored as a value: the traceback of a raised one would refer to its own owner.
     """
 
     __slots__ = ("future",)
@@ -346,7 +346,7 @@ class FutureCall(InferenceCall):
 
 
 class OutcomeQueue:
-    """The outcomes of a call with any number of responses, which wait until they are sent."""
+    """Outcomes of a call with any number of responses, queued until they are sent."""
 
     __slots__ = ("_ended", "_outcomes", "_unsent")
 
@@ -360,11 +360,11 @@ class OutcomeQueue:
 
     @property
     def done(self) -> bool:
-        """True if no outcome waits and no more come."""
+        """True if no outcome is queued and no more will come."""
         return self._ended and not self._outcomes
 
     def add(self, outcome: Outcome, final: bool) -> bool:
-        """Add an outcome. False if the call is over, and the outcome dropped."""
+        """Add an outcome. Return False and drop it if the call is over."""
         if self._ended:
             return False
         self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
@@ -373,11 +373,11 @@ class OutcomeQueue:
         return True
 
     def pop(self) -> tuple[Outcome, bool]:
-        """Return the first of the outcomes, and whether it is the last."""
+        """Return the first outcome, and whether it is the last."""
         return self._outcomes.popleft()
 
     def on_first_sent(self, inflight: Inflight | None) -> None:
-        """Account for the first outcome of a request `inflight`, which has been sent."""
+        """Account for the first outcome of the request `inflight`, which has been sent."""
         self._unsent.release_first()
         if inflight is not None:
             inflight.on_sent()

@@ -1,7 +1,7 @@
-"""Certificates in files, read again when the files change: what both TLS front ends present and check.
+"""TLS certificates of both front ends, loaded from files and reloaded when these change.
 
-New handshakes take what the files hold by then; connections that are open go on. A change that cannot be used is
-logged once, and what was good before stays in use until the files change again.
+New handshakes use the current files; open connections are not affected. An unusable change is logged once, and the
+previous certificates stay in use until the files change again.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
 _VERSION, _UTC_TIME = 0xA0, 0x17
-"""Tags of DER."""
+"""DER tags."""
 _ATTEMPTS = 3
-"""Reads of files that change meanwhile, before it is a failure."""
+"""Attempts to read files that change while they are read."""
 
 
 class CertificateError(Exception):
-    """A file that cannot be used; the text names it, and the reason."""
+    """A certificate file that cannot be used; the text has its name and the reason."""
 
 
 class Certificates:
@@ -43,7 +43,7 @@ class Certificates:
     """
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str] = ()) -> None:
-        """Set up the files. `protocols`: offered to clients that name the protocols they speak (RFC 7301)."""
+        """Load the files. `protocols`: offered by ALPN (RFC 7301) to clients that use it."""
         self._files = files
         self._protocols = protocols
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class Certificates:
         self._context = _load(files, protocols)
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a handshake that begins now. Never raises."""
+        """Return the context for a new handshake. Never raises."""
         with self._lock:
             stamp = _stamp(self._files)
             if stamp != self._seen:
@@ -64,26 +64,26 @@ class Certificates:
             return self._context
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context for a listener whose handshakes take the files as they are by then."""
+        """Return a context for a listener; each handshake uses the current files."""
         context = _load(self._files, self._protocols)
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, listening: ssl.SSLContext) -> None:
             connection.context = self.current()
 
-        # Called at the beginning of each handshake, whether the client names a server or not.
+        # Called at the beginning of each handshake, with or without SNI.
         context.sni_callback = renew
         return context
 
 
 class CertificateEnds:
-    """Ends of the certificates in some files. A file that cannot be read ends as it did when it could be."""
+    """Expiry times of the certificates in some files. An unreadable file keeps its last known time."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = sorted(set(paths))
         self._ends: dict[str, float] = {}
 
     def read(self) -> Mapping[str, float]:
-        """Return, by file, the earliest expiry of its certificates, in seconds since 1970. Blocking."""
+        """Return the earliest expiry of each file's certificates, in seconds since 1970. Blocking."""
         for path in self._paths:
             with suppress(OSError, ValueError, IndexError):
                 self._ends[str(path)] = min(map(_end_of, _certificates(regular_file.read_text(path))))
@@ -96,15 +96,15 @@ def _certificates(text: str) -> Iterator[bytes]:
 
 
 def _end_of(der: bytes) -> float:
-    """Return the end of the validity, the second time in the first sequence that has two (RFC 5280, 4.1)."""
+    """Return the end of validity: the second time in the first sequence with two (RFC 5280, 4.1)."""
     fields = [each for each in _parts(_parts(_parts(der)[0][1])[0][1]) if each[0] != _VERSION]
-    (_, _), (tag, text) = _parts(fields[3][1])  # behind number, algorithm and issuer
+    (_, _), (tag, text) = _parts(fields[3][1])  # after serial number, algorithm and issuer
     form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
     return datetime.strptime(text.decode(), form).replace(tzinfo=UTC).timestamp()
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """Return the tags and contents that follow one another in DER. Raises IndexError."""
+    """Return the tags and contents of consecutive DER elements. Raises IndexError."""
     parts, at = [], 0
     while at < len(der):
         tag, size, at = der[at], der[at + 1], at + 2
@@ -117,13 +117,13 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
 
 
 def read_credentials(transport: asyncio.BaseTransport) -> Credentials:
-    """Return the names in the client's certificate from the handshake; none without one."""
+    """Return the names in the client certificate of the handshake; empty without one."""
     certificate = transport.get_extra_info("peercert")
     return of_certificate(names_of(certificate)) if certificate else ()
 
 
 def _stamp(files: TlsFiles) -> tuple[object, ...]:
-    """Return a value that changes when a file changes or can no longer be seen."""
+    """Return a value that changes when a file changes or becomes unreadable."""
     return tuple(_file_stamp(path) for path in files.paths)
 
 
@@ -136,7 +136,7 @@ def _file_stamp(path: Path) -> tuple[int, ...]:
 
 
 def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
-    """Return a context from all files, all from before or all from after a change. Raises CertificateError."""
+    """Return a context from a consistent set of files: all old or all new. Raises CertificateError."""
     for _ in range(_ATTEMPTS):
         before = _stamp(files)
         _check(files.certificate, "certificate", _CERTIFICATE)
@@ -152,7 +152,7 @@ def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
 
 
 def _check(path: Path, kind: str, marker: bytes) -> None:
-    """Check that a file is what it should be. Raises CertificateError."""
+    """Check that a file has the expected kind of content. Raises CertificateError."""
     try:
         content = regular_file.read_bytes(path)
     except OSError as error:
@@ -177,7 +177,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         except (OSError, ValueError) as error:
             raise CertificateError(f"cannot use root certificate '{files.root}': {_reason(error)}") from None
         context.verify_mode = ssl.CERT_REQUIRED
-        # A resumed session is not checked against the root certificates, which may have changed.
+        # Resumed sessions skip the check against the root certificates, which may have changed.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context

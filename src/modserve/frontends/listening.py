@@ -1,4 +1,4 @@
-"""Sockets of all ports: opening and closing, time limits of TLS, and the system's probes of silent clients."""
+"""Listening sockets of all ports: opening and closing, TLS time limits, and keep-alive probes."""
 
 import array
 import asyncio
@@ -15,32 +15,32 @@ from typing import Any, Final
 from modserve.core.runtime import unix_socket
 
 HANDSHAKE: Final = 20.0
-"""Seconds a client may take to agree on TLS."""
+"""Seconds allowed for the TLS handshake."""
 
 FAREWELL: Final = 2.0
-"""Seconds a client may take to close TLS."""
+"""Seconds allowed for closing TLS."""
 
 _BACKLOG: Final = 2048
 
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""Seconds of silence after which the system probes a client, interval of the probes, and their number without a reply
-before it gives up: a client that has vanished costs nothing after two minutes."""
+"""Seconds of silence before the first probe, interval of the probes, and number of unanswered probes that close the
+connection: a vanished client costs nothing after two minutes."""
 
 _OWN_CLEANUP: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""Event loops would remove a file that other workers still serve."""
+"""Keeps event loops from removing a socket file that other workers still serve."""
 
 
 _HALF_OPEN: Final = 0.05
-"""Seconds for clients that have begun to connect when a port closes: more than a round trip within a data centre."""
+"""Seconds for connection attempts under way when a port closes: more than a round trip within a data centre."""
 
 _AGREEMENT: Final = 1.0
-"""Seconds in which clients that have connected when a port closes may agree on TLS."""
+"""Seconds for TLS handshakes under way when a port closes."""
 
 _LOOK: Final = 0.005
-"""Seconds between two looks at clients that agree on TLS."""
+"""Seconds between checks of these handshakes."""
 
 _TURNS: Final = 5
-"""Turns of the event loop, more than it takes to serve what it has accepted."""
+"""Turns of the event loop to wait, more than it takes to serve accepted connections."""
 
 _SO_ATTACH_FILTER: Final = 26
 """Number from Linux's headers; Python has no name for it."""
@@ -52,11 +52,11 @@ _ATTEMPTS: Final = struct.pack(
     *(0x06, 0, 0, 0),  # then drop the packet
     *(0x06, 0, 0, 0xFFFFFFFF),  # else keep all of it
 )
-"""A packet filter that drops attempts to connect, and nothing of connections: these inherit it."""
+"""Packet filter that drops connection attempts. Connections inherit it and are not affected."""
 
 
 class _Handshake(asyncio.Protocol):
-    """Stand-in for a connection until its client has agreed on TLS; dropped if that fails."""
+    """Placeholder for a connection during its TLS handshake; dropped if that fails."""
 
     def __init__(self, protocol: Any, handshakes: "weakref.WeakSet[_Handshake]") -> None:
         self._protocol = protocol()
@@ -74,7 +74,7 @@ class _Handshake(asyncio.Protocol):
 
 
 class ListeningSocket:
-    """Socket that accepts connections until it is closed. `port` is 0 for a Unix socket."""
+    """A socket that accepts connections until it is closed. `port` is 0 for a Unix socket."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class ListeningSocket:
         self._closed = False
 
     async def accept(self) -> None:
-        """Take connections, if it does not yet. May be called again."""
+        """Accept connections from now on. Idempotent."""
         if not self._closed:
             await self._server.start_serving()
 
     async def close(self) -> None:
-        """Take no new connections, but all those that clients hold for open. May be called again.
+        """Accept no new connections, except all that clients already consider open. Idempotent.
 
-        The system resets connections that were not accepted. So attempts are dropped before, which clients repeat until
-        they are refused, or reach another process at the port.
+        The system resets connections in the backlog of a closed socket. Therefore new attempts are dropped first; their
+        clients repeat them until they are refused, or reach another process at the port.
         """
         if self._closed:
             return
@@ -129,12 +129,12 @@ class ListeningSocket:
             await asyncio.sleep(0)
 
     async def _take(self, accepted: socket.socket) -> None:
-        with suppress(OSError):  # its client has gone, or does not agree on TLS
+        with suppress(OSError):  # the client has disconnected, or the handshake failed
             await asyncio.get_running_loop().connect_accepted_socket(self._protocol, accepted, **self._tls)
 
 
 def _drop_attempts(listening: socket.socket) -> None:
-    """Let the system answer no attempt to connect any more. Elsewhere than on Linux, there is no such thing."""
+    """Make the system ignore connection attempts. No effect except on Linux."""
     if listening.family != socket.AF_UNIX and sys.platform == "linux":
         program = array.array("B", _ATTEMPTS)
         with suppress(OSError):
@@ -143,7 +143,7 @@ def _drop_attempts(listening: socket.socket) -> None:
 
 
 def _accept_waiting(listening: socket.socket) -> list[socket.socket]:
-    """Return the connections that wait. On a Unix socket that others serve, too, there may always be more."""
+    """Return the connections in the backlog. A Unix socket shared with other processes may always have more."""
     accepted: list[socket.socket] = []
     listening.setblocking(False)
     with suppress(OSError):
@@ -162,9 +162,10 @@ async def listen(
     tls: Mapping[str, Any] | None = None,
     accepting: bool = True,
 ) -> ListeningSocket:
-    """Open a host's port, or a Unix socket (``unix:PATH``). `protocol` makes one for each connection. Raises OSError.
+    """Open a host's port or a Unix socket (``unix:PATH``). `protocol` creates one protocol per connection. Raises
+    OSError.
 
-    Unless `accepting`, a port is only taken until `ListeningSocket.accept`: no connection comes to it.
+    Without `accepting`, the port is reserved, and accepts connections only after `ListeningSocket.accept`.
     An inherited socket (``fd@NUMBER``) stays open for other workers, and so does its file.
     """
     loop, tls = asyncio.get_running_loop(), tls or {}
@@ -185,14 +186,14 @@ async def listen(
 
 
 def keep_alive(listening: socket.socket) -> None:
-    """Let the system probe the silent clients of all connections, which inherit this from the port's socket."""
+    """Enable keep-alive probes; all connections inherit this from the port's socket."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE:
-        if hasattr(socket, name):  # where it is missing, the system's own times hold
+        if hasattr(socket, name):  # elsewhere, the system's defaults apply
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def peer_of(transport: asyncio.BaseTransport) -> object:
-    """Return the client's address as a socket has it; a word for the nameless ones of Unix sockets."""
+    """Return the client's address in socket format; a placeholder for clients of Unix sockets, which have none."""
     name: object = transport.get_extra_info("peername")
     return unix_socket.PEER if name == "" else name

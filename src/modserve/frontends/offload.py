@@ -1,13 +1,12 @@
-"""Rules for the work that goes to a thread, so that other connections do not wait for it, and the threads themselves.
+"""Rules for moving work to threads, so that other connections need not wait for it; and the threads themselves.
 
-The rule is by the work itself, and it is one for all front ends: the size of a body after it was inflated, the number
-of elements that are made or written one by one, the bytes that are copied. `LoopLimits` has the figures. Each stands
-for about half a millisecond on the event loop.
+All front ends use the same rules, by amount of work: the size of a body after decompression, the number of elements
+converted one by one, the bytes copied. `LoopLimits` has the thresholds, each about half a millisecond on the event
+loop.
 
-The threads of a server of its own process are few, and go after the event loop's where cores are scarce: short work
-does not wait for long work. Both forms of waiting are felt: for a core, since each of five long responses that are
-compressed would have as large a part of the cores as all tiny requests together; and for the interpreter's lock, which
-each thread that computes may keep for 5 ms before the next one has it.
+A server process has few threads, with a lower priority than the event loop where cores are scarce, so that short work
+does not wait for long work. Both contended resources matter: cores, since compressing five long responses would take
+as much of them as all small requests together; and the interpreter's lock, which a computing thread may keep for 5 ms.
 """
 
 import asyncio
@@ -36,24 +35,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _YIELDING = 10
-"""Addition to the nice value of the threads. Their part of a core is then a tenth of the event loop's, and all of a
-core that is otherwise idle."""
+"""Increase of the threads' nice value. It leaves them a tenth of the event loop's share of a core, and all of an idle
+core."""
 _LEAST, _MOST = 2, 8
-"""Threads: one long body must not wait for another that is longer by far, and the lock lets few compute."""
+"""Number of threads: one long body must not wait for a much longer one, and the lock lets few compute."""
 
 _executors: list[concurrent.futures.Executor] = []
-"""Executors of the servers in this process. Work goes to the last; without any, to the event loop's own threads."""
+"""Executors of the servers in this process. The last one is used; without any, the event loop's own threads are."""
 
 _LOOK_S = 1.0
-"""Seconds between two looks of a waiting thread at whether the event loop still runs."""
+"""Seconds between a waiting thread's checks of whether the event loop still runs."""
 
 _TEXT_BYTES = 64
-"""Bytes that each element of BYTES takes besides its own once an engine reads it."""
+"""Additional bytes for each BYTES element once an engine reads it."""
 
 
 @contextmanager
 def background_threads(cores: int) -> Iterator[None]:
-    """Let work go to threads for this purpose alone, about as many as there are `cores`, with a lower priority."""
+    """Run work on dedicated low-priority threads, about as many as there are `cores`."""
     count = max(_LEAST, min(cores, _MOST))
     executor = concurrent.futures.ThreadPoolExecutor(count, "front-end", initializer=_step_back)
     _executors.append(executor)
@@ -65,9 +64,9 @@ def background_threads(cores: int) -> Iterator[None]:
 
 
 def _step_back() -> None:
-    """Lower this thread's priority where threads have their own, which is on Linux; elsewhere it is the process's.
+    """Lower this thread's priority on Linux; elsewhere priorities belong to the process.
 
-    It cannot be raised again without privileges, and what the thread starts inherits it.
+    Raising it again takes privileges, and threads and processes started by it inherit it.
     """
     if sys.platform == "linux":
         with suppress(OSError):  # sandboxes may forbid it
@@ -75,14 +74,14 @@ def _step_back() -> None:
 
 
 def in_background(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Begin `work` on a thread, for callers that go on by a callback. On the event loop's thread."""
+    """Begin `work` on a thread, for callers that continue in a callback. Call on the event loop's thread."""
     return asyncio.get_running_loop().run_in_executor(_executors[-1] if _executors else None, work)
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return or raise what `work` does, on a thread. A cancelled caller goes on only when the work has ended.
+    """Run `work` on a thread; return its result or raise its error. Cancellation takes effect when the work has ended.
 
-    So nothing that the thread still uses is released.
+    Thus nothing that the thread still uses is released.
     """
     working = in_background(partial(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
@@ -93,17 +92,17 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             cancelled = error
     try:
         if cancelled is not None:
-            working.exception()  # looked at, so that nobody warns of it
+            working.exception()  # retrieved, to avoid asyncio's warning
             raise cancelled
         return working.result()
-    finally:  # the traceback of what is raised has this frame, which must not have the exception
+    finally:  # the traceback refers to this frame, which must not refer to the exception
         del working, cancelled
 
 
 def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
-    """Return the result or the failure of work on a thread; the log of an unforeseen failure names the `activity`.
+    """Return the result or failure of work on a thread. Unforeseen failures are logged with the `activity`.
 
-    A failure is not raised: its traceback would have a frame of the caller, which has `work`, and that has the failure.
+    The failure is not raised: its traceback would form a reference cycle with `work` in the caller's frame.
     """
     failure = work.exception()
     return work.result() if failure is None else to_client_error(failure, activity)
@@ -113,7 +112,7 @@ def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
 
 
 def inflate(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> bytes | Inflater:
-    """Return the body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
+    """Return the body without its ``Content-Encoding``, or an inflater for a thread if that takes long.
 
     Raises as `compression.begin` and `Inflater.read` do.
     """
@@ -127,7 +126,7 @@ def inflate(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> 
 def look_ahead(
     tensors: Iterable[Tensor], config: ModelConfig, limits: LoopLimits, reserve: Callable[[int], None]
 ) -> None:
-    """Do what would take long later, on the event loop; and reserve the memory for what an engine makes of BYTES."""
+    """Do work that would later block the event loop, and reserve the memory that engines use for BYTES."""
     texts = long_texts(tensors, limits.texts)
     if texts:
         reserve(_TEXT_BYTES * sum(min(abs(math.prod(tensor.shape)), tensor.size // 4) for tensor in texts))
@@ -140,7 +139,7 @@ def look_ahead(
 
 
 def is_long_response(response: InferenceResponse, response_form: ResponseForm, limits: LoopLimits) -> bool:
-    """True if a thread should write the response. Tensors that stay as they are cost nothing."""
+    """True if the response should be encoded on a thread. Unconverted tensors cost nothing."""
     elements = 0
     all_binary, classes = response_form.all_binary, response_form.classes
     for name, tensor in response.outputs.items():
@@ -152,7 +151,7 @@ def is_long_response(response: InferenceResponse, response_form: ResponseForm, l
 
 
 class RequestMemory:
-    """Memory of the server that one request holds besides its body, until it is released."""
+    """Server memory that one request holds besides its body, until it is released."""
 
     __slots__ = ("_budget", "_loop", "_released", "_size")
 
@@ -163,13 +162,13 @@ class RequestMemory:
         self._released = False
 
     def take(self, size: int) -> None:
-        """Hold `size` more bytes. For other threads than the event loop's, which it waits for.
+        """Hold `size` more bytes. Called on other threads; waits for the event loop.
 
-        Raises `MemoryExhaustedError`, and CANCELLED if the response is no longer wanted, or the event loop has ended,
-        which those of embedded servers do as their owners like: the end of the process would wait for this thread.
+        Raises `MemoryExhaustedError`, and CANCELLED if the response is no longer wanted or the event loop has ended. An
+        embedded server's loop may end at any time, and the process would otherwise wait for this thread at its end.
         """
         outcome: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
-        with suppress(RuntimeError):  # it has closed
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._take, size, outcome)
         while True:
             try:
@@ -181,16 +180,16 @@ class RequestMemory:
         if refusal is not None:
             try:
                 raise refusal
-            finally:  # its traceback has this frame
+            finally:  # its traceback refers to this frame
                 del refusal, outcome
 
     def force(self, size: int) -> None:
-        """Hold `size` more bytes, on the event loop's thread: what is there already."""
+        """Hold `size` more bytes for existing data, on the event loop's thread."""
         self._budget.force(size)
         self._size += size
 
     def release(self) -> None:
-        """Give everything back, on the event loop's thread. Later calls of `take` fail."""
+        """Release all memory, on the event loop's thread. Later calls of `take` fail."""
         self._released = True
         size, self._size = self._size, 0
         if size:

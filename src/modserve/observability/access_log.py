@@ -1,9 +1,9 @@
-"""The access log: a line for each request, or for some.
+"""The access log: a line for each request, or for a sample.
 
-A request's line is formatted where the request ends, on the event loop. A thread that formatted lines would hold the
-interpreter's lock for milliseconds: requests would wait for it, and engines look slow (`benchmarks/traffic.py`, kind
-i: 20 µs a request instead of 5). The thread only writes, many lines at a time. Up to `MOST` lines wait in memory;
-further ones are left out and counted in `lost`, and a warning says so. A slow disk costs lines and delays no request.
+Lines are formatted on the event loop at the end of each request. A formatting thread would hold the interpreter's lock
+for milliseconds: requests would wait for it, and engines appear slow (`benchmarks/traffic.py`, kind i: 20 µs a request
+instead of 5). The thread only writes, many lines at a time. Up to `MOST` lines wait in memory; further ones are dropped
+and counted in `lost`, with a warning. A slow disk costs lines and delays no request.
 """
 
 import json
@@ -28,24 +28,24 @@ from .logging import NAME_LENGTH, PATIENCE_S, Logs, address_text, word
 _log = logging.getLogger("modserve.access")
 
 MOST: Final = 32 * 1024
-"""Lines that wait to be written: some seconds of the busiest server, in some 10 MB."""
+"""Maximum number of unwritten lines: some seconds of the busiest server, in some 10 MB."""
 
 _AT_ONCE: Final = 1024
-"""Lines in one write."""
+"""Lines per write."""
 
 _PAUSE_S: Final = 0.1
-"""Lines are gathered for so long."""
+"""Seconds for which lines are collected."""
 
 _WARN_S: Final = 10.0
-"""Seconds between two warnings that lines are left out."""
+"""Seconds between warnings about dropped lines."""
 
 CANCELLED: Final = 499
-"""Stands for the status of an HTTP request whose client has gone, as in the logs of other servers."""
+"""Status logged after a client's disconnect, as in other servers' logs."""
 
 
 @final
 class AccessLogEntry:
-    """Facts of a completed request. `version` is -1 where it is unknown; times are monotonic."""
+    """Data of a completed request. `version` is -1 if unknown; times are monotonic."""
 
     __slots__ = (
         "call",
@@ -108,9 +108,9 @@ class AccessLogEntry:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AccessLog:
-    """The log of requests. `record` is for the event loop's thread; call `close` at the end.
+    """The access log. `record` is for the event loop's thread; call `close` at the end.
 
-    `logs` is the process's log, which has the file, the format and the levels.
+    `logs`: the process's log, with file, format and levels.
     """
 
     def __init__(
@@ -121,18 +121,18 @@ class AccessLog:
         start: bool = True,
         proxies: Proxies | None = None,
     ) -> None:
-        """`start`: a thread writes; otherwise nothing is written until `drain` is called."""
+        """`start`: write on a thread; otherwise nothing is written until `drain` is called."""
         self.identifies = settings.identify
-        """Each request gets an id, also where its line is left out."""
+        """True if each request gets an id, even without a line."""
         self._rate = {AccessMode.ALL: 1, AccessMode.SAMPLED: settings.rate}.get(settings.mode, 0)
         self._logs = logs or Logs()
         self._proxies = proxies or Proxies()
         self._most = most
         self._count = 0
         self._waiting: deque[str | AccessLogEntry] = deque()
-        """Lines; entries where Python's logging, which is not ours, formats them."""
+        """Lines; or entries, for formatting by another program's Python logging."""
         self.lost = 0
-        """Lines that were left out because too many waited."""
+        """Lines dropped because too many waited."""
         self._lost_said = 0
         self._next_warning = 0.0
         self._writer: threading.Thread | None = None
@@ -164,12 +164,12 @@ class AccessLog:
         trace: str = "",
         tenant: str = "",
     ) -> None:
-        """A request is over: what it was, and what came of it.
+        """Log a completed request.
 
-        `protocol` is ``HTTP`` or ``gRPC``; `call` what was called.
-        `status` is that of the protocol; `received` and `sent` are bytes of bodies or messages; `start_ns` is when the
-        request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, if it has one
-        here; else the thread that writes looks for the client's. `tenant` is empty where there is none.
+        `protocol` is ``HTTP`` or ``gRPC``; `call` the called path or RPC; `status` the protocol's. `received` and
+        `sent`: bytes of bodies or messages. `start_ns`: arrival; `queue_ns`: enqueueing, 0 if there was none. `trace`:
+        id of its own trace, if any; otherwise the writing thread looks up the client's. `tenant` is empty if there is
+        none.
         """
         if not self._rate or not self._logs.settings.info:
             return
@@ -185,13 +185,13 @@ class AccessLog:
         self.add(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace, tenant))
 
     def add(self, entry: AccessLogEntry) -> None:
-        """Queue the line of a request that is logged."""
+        """Queue the line of a logged request."""
         logs = self._logs
         line: str | AccessLogEntry = entry
         if logs.is_installed:
             try:
                 line = _LINES[logs.settings.format](self, entry, time.time_ns())
-            except Exception as error:  # the response must not suffer
+            except Exception as error:  # a failure to log must not affect the response
                 self.lost += 1
                 self._warn(f"a line could not be formatted: {error}")
                 return
@@ -207,7 +207,7 @@ class AccessLog:
         self._due.set()
 
     def close(self) -> None:
-        """Write what waits, and end. Blocks for some seconds at most: a log that takes nothing loses its lines."""
+        """Write waiting lines and stop. Blocks for a few seconds at most; lines still unwritten then are lost."""
         self._ended.set()
         self._due.set()
         if self._writer is not None:
@@ -223,19 +223,19 @@ class AccessLog:
             while self.drain():
                 self._ended.wait(_PAUSE_S)
             self._asleep = True
-            if self._waiting:  # one came just before
+            if self._waiting:  # one arrived just before
                 self._asleep = False
                 self._due.set()
 
     def drain(self) -> int:
-        """Write all lines that wait, and return their number. On any thread, one at a time."""
+        """Write all waiting lines, and return their number. On any thread, one at a time."""
         waiting, count = self._waiting, 0
         while waiting:
             some = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
             count += len(some)
             try:
                 self._write(some)
-            except Exception as error:  # a full disk, most likely: the server goes on
+            except Exception as error:  # probably a full disk: the server goes on
                 self.lost += len(some)
                 self._warn(f"the log cannot be written: {error}")
         if self.lost > self._lost_said:
@@ -260,10 +260,10 @@ class AccessLog:
         count, self._lost_said = self.lost - self._lost_said, self.lost
         _log.warning("%s lines about requests were left out, %d in total: %s", f"{count:,}", self.lost, why)
 
-    # How a line looks
+    # Format of a line
 
     def second(self, wall_ns: int) -> str:
-        """Return the date and time of a line, without its fraction."""
+        """Return the date and time of a line without its fraction."""
         second = wall_ns // 1_000_000_000
         if second != self._second:
             self._second = second
@@ -279,7 +279,7 @@ class AccessLog:
 
 
 def values(entry: AccessLogEntry, client: str) -> dict[str, object]:
-    """Return a line's values by the keys of the format json, without those that are unknown or do not apply."""
+    """Return a line's values by their keys in the JSON format, without unknown or inapplicable ones."""
     said: dict[str, object] = {"protocol": entry.protocol, "client": client, "call": entry.call}
     if entry.origin.caller:
         said["caller"] = entry.origin.caller[:NAME_LENGTH]
@@ -313,9 +313,9 @@ def values(entry: AccessLogEntry, client: str) -> dict[str, object]:
 
 
 def text(entry: AccessLogEntry, client: str) -> str:
-    """Return the values as words: first the client and the call, then ``key=value``.
+    """Return the values as text: the client and the call, then ``key=value``.
 
-    Building a line from `values` would take half as long again: 4 µs of each request that is logged.
+    Building a line from `values` would take half as long again: 4 µs for each logged request.
     """
     line = f"{entry.protocol} {client} {word(entry.call)}"
     if entry.origin.caller:
@@ -369,7 +369,7 @@ def _iso8601(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
 def _default(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     date = log.second(wall_ns)
     micros = wall_ns // 1000 % 1_000_000
-    said = text(entry, log.client_of(entry)).replace("\\", "\\\\").replace('"', '\\"')  # which is printable
+    said = text(entry, log.client_of(entry)).replace("\\", "\\\\").replace('"', '\\"')  # printable
     stamp = f"{date[5:7]}{date[8:10]} {date[11:]}.{micros:06d}"
     return f'I{stamp} {os.getpid()} access] "{said}"'
 
@@ -389,15 +389,15 @@ def _json(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     whole.update(values(entry, log.client_of(entry)))
     try:
         line = orjson.dumps(whole)
-    except TypeError:  # text with lone surrogates, out of a client's bytes
+    except TypeError:  # text with lone surrogates, from a client's bytes
         return json.dumps(whole)
-    return line.decode() if line.isascii() else json.dumps(whole)  # so that nothing in it ends a line
+    return line.decode() if line.isascii() else json.dumps(whole)  # escaped, so that no character ends the line
 
 
 _LINES: Final = {LogFormat.ISO8601: _iso8601, LogFormat.DEFAULT: _default, LogFormat.JSON: _json}
 
 
 def access_log(settings: AccessSettings, logs: Logs | None, proxies: Proxies | None = None) -> AccessLog | None:
-    """Return the log by these settings; None if it would do nothing."""
+    """Return the access log for these settings; None if it would have no effect."""
     useful = settings.identify or settings.mode in (AccessMode.SAMPLED, AccessMode.ALL)
     return AccessLog(settings, logs, proxies=proxies) if useful else None

@@ -1,7 +1,7 @@
-"""The audit log: a line of JSON for each call that changes what is served, or how, also for those that were refused.
+"""The audit log: a line of JSON for each call that changes the server's models or settings, including refused ones.
 
-A thread writes the lines, in their order, so that a slow disk holds up no call. Where it cannot write, the server's log
-says so, and calls go on. Any client may try what is refused: unknown callers get only some lines a second.
+A thread writes the lines in order, so that a slow disk delays no call. Write failures go to the server's log, and calls
+continue. As any client can cause refusals, lines about unknown callers are limited per second.
 """
 
 import json
@@ -18,9 +18,9 @@ from .logging import LineWriter, LogFile, address_text
 _log = logging.getLogger("modserve.audit")
 
 TO_LOG: Final = "log"
-"""Stands for the server's log, in place of a file."""
+"""Target for the server's log instead of a file."""
 _MOST_UNKNOWN: Final = 10
-"""Lines a second about unknown callers that are refused."""
+"""Lines per second about refused unknown callers."""
 _LONGEST: Final = 200
 _SECOND_NS: Final = 1_000_000_000
 
@@ -28,8 +28,8 @@ _SECOND_NS: Final = 1_000_000_000
 class AuditLog:
     """Audit log, for the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
 
-    `target` is a file, or `TO_LOG`; `worker` the number of this process among several; `proxies` are trusted about the
-    addresses of clients.
+    `target`: a file, or `TO_LOG`. `worker`: number of this process among several. `proxies`: trusted to report clients'
+    addresses.
     """
 
     def __init__(self, target: str, worker: int | None = None, proxies: Proxies | None = None) -> None:
@@ -38,15 +38,15 @@ class AuditLog:
         self._writer = None if self._file is None else LineWriter("audit-log", self._write, self._report_dropped)
         self._worker = worker
         self._left_out = 0
-        """Lines since the last one that was written."""
+        """Lines dropped since the last written one."""
         self._unknown = 0
         self._second_ns = 0
         self._unwritten = LogInterval()
 
     def record(self, values: Mapping[str, object], origin: Origin, *, known: bool) -> None:
-        """A call is over. `values` are the keys of its line, without those that are None or empty; texts are cut.
+        """Log a finished call. `values`: its keys; None and empty values are omitted, long texts are cut.
 
-        `known`: the server knows the caller, or has done what it wanted.
+        `known`: the caller is known, or the call has succeeded.
         """
         now_ns = time.time_ns()
         if not known and not self._has_room(now_ns):
@@ -68,16 +68,16 @@ class AuditLog:
 
     @property
     def dropped(self) -> int:
-        """Lines that the file did not get: too many waited to be written, or the write failed."""
+        """Number of lines missing from the file: too many were unwritten, or the write failed."""
         return 0 if self._writer is None else self._writer.dropped
 
     def reopen(self) -> None:
-        """Open the file anew under its name. Never raises nor blocks."""
+        """Reopen the file under its name. Never raises nor blocks."""
         if self._writer is not None:
             self._writer.run(self._reopen)
 
     def close(self) -> None:
-        """Write what waits, and end. Blocks for a second at most: a file that takes nothing loses its lines."""
+        """Write waiting lines and stop. Blocks for a second at most; lines that cannot be written by then are lost."""
         if self._file is None or self._writer is None or not self._writer.flush():
             return
         try:

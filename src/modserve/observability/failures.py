@@ -1,6 +1,6 @@
-"""Log line for each failed request. Data from clients can neither fill the log nor forge its lines.
+"""Log line for each failed request, and a record of the latest failures for display.
 
-A record of the latest failed requests is kept for people to look at. Clients can neither fill nor grow it.
+Data from clients can neither fill the log nor forge its lines, nor grow the record.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from modserve.core.runtime.log_limit import LogLimit
 from .logging import MOST_MESSAGE, MOST_NAME, address_text, escape, quote
 
 MOST_FAILURES = 100
-"""Different failures that are kept; the one that came longest ago makes room."""
+"""Number of distinct failures kept; the oldest one is dropped."""
 _MOST_NAME = 100
 _MOST_MESSAGE = 1000
-"""The length, in characters, of names and ids, and of messages, which may repeat what the client sent."""
+"""Maximum length in characters of names, ids and messages, which may repeat client data."""
 
 
 @dataclass(slots=True, eq=False)
 class RecentFailure:
-    """Requests that failed alike: by protocol, model, version, status and message. Texts may have several lines."""
+    """Requests with the same failure: protocol, model, version, status and message. Texts may have several lines."""
 
     protocol: str
     model: str
@@ -37,19 +37,19 @@ class RecentFailure:
     """Request id of the latest failure."""
     count: int = 0
     first_ms: int = 0
-    """Unix time, of the first one since these are kept."""
+    """Unix time of the first one since the entry was added."""
     last_ms: int = 0
 
 
 class RecentFailures:
-    """A bounded record of failures. For the event loop's thread. `clock` returns Unix time in seconds."""
+    """A bounded record of failures, for the event loop's thread. `clock` returns Unix time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._failures: OrderedDict[tuple[str, str, str, str, str], RecentFailure] = OrderedDict()
-        """The latest at the end."""
+        """Failures, latest last."""
         self.total = 0
-        """Number of failures since the start, including those that are not kept any more."""
+        """Number of failures since the start, including dropped ones."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._failures)} kept, {self.total} in all)"
@@ -57,7 +57,7 @@ class RecentFailures:
     def add(
         self, protocol: str, model: str, version: int | str | None, request_id: str, status: object, message: str
     ) -> None:
-        """Keep a failure; the arguments are those of `FailureLog.record`."""
+        """Add a failure; arguments as in `FailureLog.record`."""
         self.total += 1
         texts = (
             protocol,
@@ -79,12 +79,12 @@ class RecentFailures:
         failure.request_id = _make_printable(request_id, _MOST_NAME)
 
     def latest(self) -> list[RecentFailure]:
-        """Entries that are kept, the latest first."""
+        """Entries, latest first."""
         return list(reversed(self._failures.values()))
 
 
 def _make_printable(text: str, most: int) -> str:
-    """Return the text with everything escaped that people cannot see, but for line breaks; long ones are cut."""
+    """Return the text with invisible characters escaped, except line breaks; long texts are cut."""
     cut = text[:most]
     if not cut.isprintable():
         cut = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in cut)
@@ -95,11 +95,11 @@ _log = logging.getLogger(__name__)
 
 
 class FailureLog:
-    """Writes as many lines at level INFO as a `LogLimit` allows, and then how many more there were. For the event
-    loop's thread.
+    """Logs failures at level INFO, as many as a `LogLimit` allows, and the number of others. For the event loop's
+    thread.
 
-    `enabled`: it writes at all. `clock` returns seconds. `call_later` takes a delay in seconds and a callback; the
-    default is the running loop's.
+    `enabled`: write log lines at all. `clock` returns seconds. `call_later` takes a delay in seconds and a callback;
+    defaults to the running loop's.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class FailureLog:
         proxies: Proxies | None = None,
     ) -> None:
         self.proxies = proxies or Proxies()
-        """Proxies that are believed about the addresses of clients."""
+        """Proxies trusted to report clients' addresses."""
         self._enabled = enabled
         self._limit = LogLimit(clock)
         self._call_later = call_later
         self._left_out = 0
         self.recent = RecentFailures()
-        """Latest failures, whatever is logged."""
+        """Latest failures, logged or not."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._left_out} left out)"
@@ -133,11 +133,11 @@ class FailureLog:
         origin: Origin = NOWHERE,
         trace_id: str = "",
     ) -> None:
-        """Logs a request of `protocol` (``HTTP`` or ``gRPC``) whose response has an error `status`.
+        """Log a request of `protocol` (``HTTP`` or ``gRPC``) with an error `status` in its response.
 
-        `model`, `version` and the protocol's `id` are as the client sent them; empty or None if it sent none or they
-        are unknown. Control characters in them are escaped, and long texts are cut. `request_id` is that of
-        `core.requests.request_ids`; `trace_id` that of its trace, if it has one here: else the client's counts.
+        `model`, `version` and the protocol's `id` are as the client sent them; empty or None if missing or unknown.
+        Control characters in them are escaped, and long texts are cut. `request_id`: see `core.requests.request_ids`.
+        `trace_id`: id of its own trace, if any; defaults to the client's.
         """
         self.recent.add(protocol, model, version, id, status, message)
         if not self._enabled or not _log.isEnabledFor(logging.INFO):

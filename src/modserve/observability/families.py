@@ -1,10 +1,10 @@
-"""Families of metrics, whose samples are lines of the page as soon as they are made.
+"""Metric families, with samples stored as lines of the metrics page.
 
-A page of 200 models has some 25,000 lines. Samples that are objects, each with a mapping of its labels, take as long
-again to make as to write, so that families hold text.
+A page of 200 models has some 25,000 lines. Samples as objects, each with a mapping of labels, would take as long to
+create as to write; hence families hold text.
 
-Pages are made on a thread, while the event loop goes on. Code that makes many lines calls `breathe` in between: the
-interpreter's lock is free for a moment then, and the loop need not wait for the 5 ms after which it would get it.
+Pages are created on a thread, while the event loop runs. Code that creates many lines calls `breathe` in between: it
+releases the interpreter's lock for a moment, which the loop would otherwise get only after 5 ms.
 """
 
 import math
@@ -17,14 +17,14 @@ from modserve.core.runtime.failures import count_failure
 from modserve.core.statistics.histogram import Exemplar, Histogram
 
 BREATH = 16
-"""Histograms, or some hundred lines, after which `breathe` is called."""
+"""Number of histograms, or some hundred lines, between calls of `breathe`."""
 
 _SMALL = 1_000_000
-"""Numbers below it are written without an exponent."""
+"""Upper bound of numbers written without an exponent."""
 
 
 class Labels:
-    """The labels of samples, escaped and sorted by name as on Triton's page."""
+    """Labels of samples, escaped and sorted by name as on Triton's page."""
 
     __slots__ = ("_around", "_pairs", "of", "text")
 
@@ -35,7 +35,7 @@ class Labels:
         self._around: dict[str, tuple[str, str]] = {}
 
     def having(self, name: str, value: str) -> str:
-        """Return the text with one more label, in its place."""
+        """Return the text with one more label, in sorted order."""
         around = self._around.get(name)
         if around is None:
             before = ",".join(pair for other, pair in self._pairs if other < name)
@@ -45,11 +45,11 @@ class Labels:
 
 
 Rows: TypeAlias = Iterable[tuple[str, float]]
-"""Labels as they are written, without braces, and values."""
+"""Rendered labels without braces, and values."""
 
 
 class Family:
-    """Metric family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
+    """Metric family of the page. `exemplars`: OpenMetrics exemplars of some `lines`, by index."""
 
     __slots__ = ("exemplars", "kind", "lines", "name", "text")
 
@@ -69,7 +69,7 @@ class Family:
 
 
 Collector: TypeAlias = Callable[[], Iterable[Family]]
-"""Makes families, anew for each page."""
+"""Returns families, created for each page."""
 
 
 def family(name: str, kind: str, text: str, rows: Rows) -> Family:
@@ -106,7 +106,7 @@ def _exemplar(exemplar: Exemplar, unit: float) -> str:
 
 @lru_cache(256)
 def _limits(bounds: Sequence[float], unit: float) -> list[str]:
-    """Return the ends of the labels of buckets, with the space before the value."""
+    """Return the ends of bucket labels, with the space before the value."""
     return [f'le="{limit}"}} ' for limit in (*(number(bound / unit) for bound in bounds), "+Inf")]
 
 
@@ -125,7 +125,7 @@ def summary_family(
 
 
 def breathe() -> None:
-    """Let a thread run that waits for the interpreter's lock."""
+    """Let another thread run that waits for the interpreter's lock."""
     time.sleep(0)
 
 
@@ -152,27 +152,28 @@ def escape_value(text: str) -> str:
     return escape(text).replace('"', r"\"")
 
 
-# The page
+# The metrics page
 
 
 def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
-    """Return the page of what these collectors have to say."""
+    """Return the page with the families of these collectors."""
     return page(collect_families(collectors), openmetrics)
 
 
 def collect_families(collectors: Iterable[Collector]) -> Iterator[Family]:
     for collect in collectors:
-        try:  # one that fails takes nothing but its own families from the page
+        try:  # a failing collector costs only its own families
             yield from collect()
         except Exception as error:
             count_failure("metrics", error)
 
 
 def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
-    """Write a page in Prometheus' text format 0.0.4 or OpenMetrics. Like Triton's, it has no families without samples.
+    """Render a page in Prometheus' text format 0.0.4 or OpenMetrics. As in Triton, families without samples are
+    omitted.
 
-    OpenMetrics wants counters to be called ``<name>_total``. Those that Triton calls otherwise are ``unknown`` in it:
-    names are the same in both formats.
+    OpenMetrics requires counters to be named ``<name>_total``. Counters that Triton names differently have the type
+    ``unknown`` there, as names are the same in both formats.
     """
     lines: list[str] = []
     for each in families:
@@ -189,7 +190,7 @@ def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
 
 
 def _head(each: Family, openmetrics: bool) -> tuple[str, str]:
-    """Return the name of a family and its kind."""
+    """Return the name of a family and its type."""
     if not openmetrics or each.kind != "counter":
         return each.name, each.kind
     stem = each.name.removesuffix("_total")

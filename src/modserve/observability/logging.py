@@ -1,11 +1,9 @@
-"""Log lines on standard error or in a file. Their levels and their format can be changed while the server runs.
+"""The log, on standard error or in a file. Levels and format can be changed while the server runs.
 
-Escapes and shortens foreign texts in log lines, so that they cannot forge lines or fill the log.
+Foreign text in log lines is escaped and shortened, so that it cannot forge lines or fill the log.
 
-Formats of log records: one line each, except for tracebacks on a terminal.
-
-A record may carry more than its message: `fields` makes the argument `extra` of a logging call. The format json has
-these as keys; the others have their message alone, which says the same in words.
+Records take one line each, except for tracebacks on a terminal. The `extra` argument `fields` of a logging call adds
+fields to a record. The JSON format has them as keys; in other formats, the message contains the same information.
 """
 
 import json
@@ -27,15 +25,15 @@ from modserve.core.runtime.log_limit import LogInterval
 
 MOST_NAME: Final = 100
 MOST_MESSAGE: Final = 1000
-"""The length, in characters, of names and ids, and of messages, which may repeat what the client sent."""
+"""Maximum length in characters of names, ids and messages, which may repeat client data."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def escape(text: str, most: int = 0) -> str:
-    """The text on one line, with everything escaped that is not printable: line separators, bidirectional marks, ...
+    """Return the text on one line, with unprintable characters escaped: line separators, bidirectional marks, ...
 
-    Longer than `most` characters, it is cut; 0: it never is.
+    Texts longer than `most` characters are cut; 0 for no limit.
     """
     shown = text[:most] if most else text
     if not shown.isprintable():
@@ -44,28 +42,28 @@ def escape(text: str, most: int = 0) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a name or id in quotes, on one line, and not for long."""
+    """Return a name or id in quotes, on one line, and cut if long."""
     return repr(text) if len(text) <= MOST_NAME else f"{text[:MOST_NAME]!r}..."
 
 
 def colourless(text: str) -> str:
-    """Return the text without the sequences by which libraries colour what they write."""
+    """Return the text without terminal colour sequences."""
     return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
 def indent(text: str) -> str:
-    """The text on several lines, all but the first of them indented: none looks like the beginning of a record."""
+    """Return multi-line text with all lines but the first indented, so that none looks like the start of a record."""
     return "\n    ".join(map(escape, text.replace("\r\n", "\n").split("\n")))
 
 
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
 
 NAME_LENGTH: Final = 200
-"""Characters of what a client has named."""
+"""Maximum length in characters of client-chosen names."""
 
 
 def traceback_of(record: logging.LogRecord) -> str:
-    """Return the traceback of a record, or the stack that it was logged with; empty if it has none."""
+    """Return the traceback or stack of a record; empty if it has none."""
     parts: list[str] = []
     if record.exc_info and record.exc_info[0] is not None:
         parts.append(_PLAIN.formatException(record.exc_info))
@@ -77,14 +75,14 @@ def traceback_of(record: logging.LogRecord) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Date and time in UTC, with microseconds."""
+    """Return date and time in UTC, with microseconds."""
     whole = int(seconds)
     micros = int((seconds - whole) * 1e6)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{micros:06d}Z"
 
 
 class Iso8601(logging.Formatter):
-    """Time, level, where, what; `multiline`: texts of several lines stay so, indented."""
+    """Formatter for time, level, location, message. `multiline`: keep line breaks, indented."""
 
     def __init__(self, multiline: bool = False) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ class Iso8601(logging.Formatter):
 
 
 class Default(logging.Formatter):
-    """Triton's form, with the text as a JSON string."""
+    """Formatter for Triton's format, with the text as a JSON string."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))
@@ -108,7 +106,7 @@ class Default(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """JSON formatter, one object a line. All but ASCII is escaped, so that no character ends a line."""
+    """JSON formatter, one object per line. Everything but ASCII is escaped, so that no character ends a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         values: dict[str, object] = {
@@ -130,14 +128,14 @@ class Json(logging.Formatter):
 
 
 def formatter(form: LogFormat, multiline: bool) -> logging.Formatter:
-    """Return the one for a format; only `ISO8601` is ever on several lines."""
+    """Return the formatter for a format; only `ISO8601` supports several lines."""
     if form is LogFormat.ISO8601:
         return Iso8601(multiline)
     return Json() if form is LogFormat.JSON else Default()
 
 
 def json_string(text: str) -> str:
-    """Return a JSON string in which people can read what is printable, of whatever script; the rest is escaped."""
+    """Return a JSON string with printable characters of any script left readable, and others escaped."""
     shown = json.dumps(text, ensure_ascii=False)
     if shown.isprintable():
         return shown
@@ -145,7 +143,7 @@ def json_string(text: str) -> str:
 
 
 def address_text(client: object) -> str:
-    """Text of a socket's address in a line; a dash for none."""
+    """Return a socket address as text; a dash for none."""
     if isinstance(client, tuple) and len(client) >= 2:
         host, port = client[0], client[1]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}" if port else str(host)
@@ -153,7 +151,7 @@ def address_text(client: object) -> str:
 
 
 def word(name: str) -> str:
-    """Return it as it is, if it is one word; else in quotes, with what is not printable escaped, and cut."""
+    """Return a single word unchanged; other text in quotes, escaped and cut."""
     if len(name) > NAME_LENGTH:
         name = f"{name[:NAME_LENGTH]}..."
     if name.isidentifier():
@@ -174,32 +172,32 @@ _PLAIN: Final = logging.Formatter()
 _log = logging.getLogger(__name__)
 
 _OURS = "modserve"
-"""The logger above all of ours."""
+"""The parent of all modserve loggers."""
 
 _ERASE = "\r\x1b[K"
-"""Goes back to the beginning of a terminal's line, and empties it."""
+"""Moves to the beginning of a terminal's line, and clears it."""
 
 
 _MOST = 32 * 1024 * 1024
-"""Bytes of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
+"""Maximum size in bytes of unwritten lines: a model may print hundreds of thousands of lines at once."""
 _OVERHEAD = 64
-"""Bytes that a text takes in addition to its characters."""
+"""Memory overhead of a text, in bytes."""
 
 _WARN_S = 60.0
 """Seconds between two lines on standard error about a log file that cannot be written."""
 
 PATIENCE_S = 1.0
-"""Seconds in which what waits is still written at the end of the process."""
+"""Seconds for writing remaining lines at the end of the process."""
 
 Work: TypeAlias = Callable[[], None]
 
 
 class LineWriter:
-    """Writes lines in their order, on a thread of its own: a reader that stops reading holds up no other thread.
+    """Writes lines in order, on a thread of its own, so that a stalled reader blocks no other thread.
 
-    `write` is called with lines, and blocks as long as it likes; it may raise OSError. Lines that come while too many
-    wait are left out and counted in `dropped`, and `on_flow` hears how many once lines are written again, with the
-    reason. Any thread may call the methods.
+    `write` is called with lines; it may block, and raise OSError. While too many lines are unwritten, new ones are
+    dropped and counted in `dropped`; `on_flow` gets their number and the reason once lines are written again. Methods
+    may be called on any thread.
     """
 
     def __init__(self, name: str, write: Callable[[str], None], on_flow: Callable[[int, str], None]) -> None:
@@ -211,11 +209,11 @@ class LineWriter:
         self._reason = ""
         self._size = 0
         self._waiting: deque[str | Work] = deque()
-        self._arrival = threading.Condition(threading.RLock())  # reentrant: a signal handler of Python's may log
+        self._arrival = threading.Condition(threading.RLock())  # reentrant: a Python signal handler may log
         self._thread: threading.Thread | None = None
 
     def put(self, lines: str) -> None:
-        """Have whole lines written, or left out. Never blocks."""
+        """Queue complete lines, or drop them. Never blocks."""
         with self._arrival:
             if self._size + len(lines) + _OVERHEAD > _MOST:
                 self.dropped += 1
@@ -225,7 +223,7 @@ class LineWriter:
             self.run(lines)
 
     def run(self, work: str | Work) -> None:
-        """Have `work` done after the lines so far."""
+        """Run `work` after the lines queued so far."""
         with self._arrival:
             self._waiting.append(work)
             if self._thread is None:
@@ -234,7 +232,7 @@ class LineWriter:
             self._arrival.notify()
 
     def write(self, lines: str) -> None:
-        """Write whole lines after those so far. Blocks until it is done; raises OSError."""
+        """Write complete lines after the lines queued so far. Blocks until written; raises OSError."""
         done = threading.Event()
         failure: list[OSError] = []
 
@@ -252,7 +250,7 @@ class LineWriter:
             raise failure[0]
 
     def flush(self, seconds: float = PATIENCE_S) -> bool:
-        """Wait until the lines so far are written; False if that takes longer."""
+        """Wait until the lines queued so far are written; return False if that takes longer."""
         done = threading.Event()
         with self._arrival:
             if self._thread is None or threading.current_thread() is self._thread:
@@ -277,7 +275,7 @@ class LineWriter:
     def _write_or_drop(self, lines: str) -> None:
         try:
             self._write(lines)
-        except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, a stream that was closed
+        except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, a closed stream
             with self._arrival:
                 self._size -= len(lines) + _OVERHEAD
                 self.dropped += 1
@@ -292,7 +290,7 @@ class LineWriter:
 
 
 class _WatchedFile(WatchedFileHandler):
-    """Ignores `logging.shutdown`, which would wait for a thread that hangs in a write."""
+    """Handler that ignores `logging.shutdown`, which would wait for a thread that hangs in a write."""
 
     def flush(self) -> None: ...
 
@@ -300,23 +298,23 @@ class _WatchedFile(WatchedFileHandler):
 
 
 class LogFile:
-    """A file for a `LineWriter`. One that was moved away or removed is opened anew under its name."""
+    """A file for a `LineWriter`. A file that was moved away or removed is opened again under its name."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         self._file = _WatchedFile(path, encoding="utf-8", errors="backslashreplace")
 
     def reopen(self) -> None:
-        """Open the file anew in any case. Raises OSError, and then goes on with the old file."""
+        """Reopen the file. Raises OSError, and then keeps the old file."""
         old, self._file.stream = self._file.stream, self._file._open()
         self._file._statstream()
         if old is not None:
-            with suppress(OSError):  # its disk is full: what it has not taken was counted
+            with suppress(OSError):  # full disk: the unwritten data has been counted
                 old.close()
 
     def write(self, lines: str) -> None:
         self._file.reopenIfNeeded()
-        if self._file.stream is None:  # it could not be opened the last time
+        if self._file.stream is None:  # the last attempt to open it failed
             self._file.stream = self._file._open()
         self._file.stream.write(lines)
         self._file.stream.flush()
@@ -328,12 +326,12 @@ class LogFile:
 
 
 class TextStream:
-    """Standard error, or standard output, for a `LineWriter`."""
+    """Standard error or standard output, for a `LineWriter`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         with suppress(OSError, ValueError):  # a stream without a descriptor, as in tests
-            # One of its own: a thread that hangs in a write would hold the lock of the interpreter's.
+            # A separate stream: a thread that hangs in a write would hold the lock of the interpreter's stream.
             options: dict[str, Any] = {"encoding": stream.encoding, "errors": "backslashreplace", "closefd": False}
             self._stream = open(stream.fileno(), "w", **options)  # noqa: SIM115 - open as long as the process
 
@@ -343,7 +341,7 @@ class TextStream:
 
 
 class _Handler(logging.Handler):
-    """Formats the lines of a log, and leaves the rest to the writer. A line that changes may stand below the others."""
+    """Formats log lines and queues them. A changing status line may be shown below the others."""
 
     status = ""
 
@@ -373,7 +371,7 @@ class _Handler(logging.Handler):
             raise
 
     def show(self, text: str) -> None:
-        """Have `text` below all other lines, until another text, or none, takes its place."""
+        """Show `text` below all other lines; empty removes it."""
         with self.lock or threading.RLock():
             self.status = text
             self.writer.put(_ERASE + text)
@@ -383,7 +381,7 @@ class _Handler(logging.Handler):
 
     def close(self) -> None:
         if self.writer.flush() and isinstance(self.target, LogFile):
-            with suppress(OSError):  # as in a write, and nobody hears of it any more
+            with suppress(OSError):  # not reported any more, as in a write
                 self.target.close()
         super().close()
 
@@ -393,9 +391,9 @@ def _report_dropped(count: int, reason: str) -> None:
 
 
 class Logs:
-    """The log of a process. Python's logging stays as it is until `install`.
+    """The log of a process. Python's logging is unchanged until `install`.
 
-    `worker` is the number of this process among the workers, if it is one.
+    `worker`: number of this process among the workers, if it is one.
     """
 
     def __init__(self, settings: LogSettings | None = None, worker: int | None = None) -> None:
@@ -405,33 +403,33 @@ class Logs:
 
     @property
     def terminal(self) -> bool:
-        """True if lines go to a terminal, where a person reads them."""
+        """True if the log goes to a terminal."""
         return self._handler is not None and self._handler.terminal
 
     @property
     def dropped(self) -> int:
-        """Lines that were left out: too many waited to be written, or the write failed."""
+        """Number of dropped lines: too many were unwritten, or the write failed."""
         return 0 if self._handler is None else self._handler.writer.dropped
 
     def install(self) -> None:
-        """Sends everything that this process logs to the settings' file, or to standard error if they name none.
+        """Send all log output of this process to the settings' file; without one, to standard error.
 
-        A file that was moved away or removed, as log rotation does, is opened again under its name.
+        A file that was moved away or removed, as by log rotation, is opened again under its name.
 
-        Replaces the handlers of Python's root logger. Other packages are heard from WARNING on, whatever the settings
-        say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
+        Replaces the handlers of Python's root logger. Other packages are logged from WARNING on, regardless of the
+        settings, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
         self._stdout = sys.stdout
         self._handler = _Handler(LogFile(file) if file else TextStream(sys.stderr), not file and sys.stderr.isatty())
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
-        # The levels are about modserve. Libraries would log every connection, and hpack every header, secrets included.
+        # Levels are for modserve only. Libraries would log every connection, and hpack every header with its secrets.
         logging.getLogger().setLevel(logging.WARNING)
         self.change(self.settings)
 
     def change(self, settings: LogSettings) -> None:
-        """Applies the settings to all later log lines."""
+        """Apply the settings to all later log lines."""
         self.settings = settings
         self._enabled = {
             logging.INFO: settings.info,
@@ -445,7 +443,7 @@ class Logs:
             logging.getLogger(_OURS).setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
 
     def reopen(self) -> None:
-        """Open the file again under its name, after it was moved away. Never raises nor blocks."""
+        """Reopen the file under its name after it was moved away. Never raises nor blocks."""
         handler = self._handler
         if handler is None or not isinstance(file := handler.target, LogFile):
             _log.info("SIGHUP: the log goes to standard error, and there is no file to open anew")
@@ -463,27 +461,27 @@ class Logs:
 
     @property
     def is_installed(self) -> bool:
-        """True if this process's log is ours, not that of a program which has us as a library."""
+        """True if this process's log is modserve's, not that of an embedding program."""
         return self._handler is not None
 
     def write(self, lines: str) -> None:
-        """Write whole lines that are formatted already, if the log is installed.
+        """Write complete, formatted lines, if the log is installed.
 
-        Blocks until it is done, so call it on a thread that may wait. Raises OSError.
+        Blocks until written, so call it on a thread that may wait. Raises OSError.
         """
         if self._handler is not None:
             self._handler.writer.write(lines)
 
     def say(self, text: str) -> None:
-        """Write `text` and a newline to standard output, between the lines of the log. Never blocks.
+        """Write `text` and a newline to standard output, in order with the log lines. Never blocks.
 
-        Serving goes on when the reader has closed it, as behind ``| head``.
+        The server continues when the reader closes its end, as with ``| head``.
         """
         if self._handler is not None:
             self._handler.writer.run(partial(_say, TextStream(self._stdout), text))
 
     def show(self, text: str) -> None:
-        """Have `text` below all other lines of a terminal, until another text, or none, takes its place."""
+        """Show `text` below all other lines of a terminal; empty removes it."""
         if self._handler is not None and self.terminal:
             self._handler.show(text)
 

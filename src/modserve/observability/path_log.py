@@ -1,4 +1,4 @@
-"""The path of a request in the log, with ``--log-verbose``: a line when it is accepted, and one when it is settled."""
+"""Log of a request's path, with ``--log-verbose``: a line on acceptance, and one on settlement."""
 
 import logging
 import time
@@ -27,15 +27,15 @@ _CLOSED: Final = {
     "no_gain": "more requests would gain nothing",
     "refused": "the engine had refused the batch it was in",
 }
-"""Reasons for closing a batch in words, by the values of `scheduling.batching.Reason`."""
+"""Reasons for closing a batch, as text, by the values of `scheduling.batching.Reason`."""
 
 
 class PathLog:
-    """Implements `core.requests.inflight.RequestTrace`, for a request whose trace, if it has one, is `trace`."""
+    """Implements `core.requests.inflight.RequestTrace`; `trace` is the request's own trace, if any."""
 
     def __init__(self, request_id: str, model: ModelId, trace: RequestTrace | None, step: bool = False) -> None:
         self.request_id = ""
-        """The protocol's."""
+        """Client-chosen id, from the protocol's field."""
         self._known_as = request_id
         self._model = model
         self._trace = trace

@@ -1,4 +1,4 @@
-"""The metrics of models: Triton's names and histograms of our own, read from the statistics at each scrape."""
+"""Metrics of models: Triton's names and additional histograms, read from the statistics at each scrape."""
 
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ CONTENT_TYPE = "text/plain; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _NS = 1e9
-"""Nanoseconds in a second. A divisor, since 30_000_000_000 * 1e-9 is not 30."""
+"""Nanoseconds in a second. Used as a divisor, since 30_000_000_000 * 1e-9 is not 30."""
 
 _Single: TypeAlias = tuple[str, str, Callable[[ModelStatistics], float]]
-"""A family's name and help, and what reads its value."""
+"""Name and help of a family, and a function that reads its value."""
 
 _COUNTERS: tuple[_Single, ...] = (
     ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
@@ -91,11 +91,11 @@ _GROUPS: tuple[tuple[str, Callable[[Servable], Any], tuple[tuple[str, str, Calla
     ("gauge", residency, server_metrics.GAUGES),
     ("counter", residency, server_metrics.COUNTERS),
 )
-"""Families of one sample a model: their kind, what they are read from (None where the model has none), and they."""
+"""Families with one sample per model: type, reader of their source (None if the model has none), families."""
 
 
 def _instances(model: Servable) -> dict[str, float]:
-    """Ensembles have none."""
+    """Return the instance figures of a model; empty for ensembles."""
     count, lost = model.statistics.instances, model.statistics.instances_lost
     return {"running": count - lost, "lost": lost} if count else {}
 
@@ -141,7 +141,7 @@ _LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, flo
         _elements,
     ),
 )
-"""Families of several samples a model, which the values of one more label tell apart."""
+"""Families with several samples per model, distinguished by one more label."""
 
 _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Histogram | None]], ...] = (
     (
@@ -166,7 +166,7 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics, bool], Hist
         lambda s, decoupled: s.response_intervals if decoupled else None,
     ),
 )
-"""Each read from the statistics of a model, and whether it is decoupled; None where the model has none."""
+"""Histograms with functions that read them from the statistics; None if the model has none. The flag: decoupled."""
 
 _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], ...] = (
     ("nv_inference_request_summary_us", "Microseconds of requests", lambda s: s.request, False),
@@ -197,7 +197,7 @@ _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], 
         True,
     ),
 )
-"""Summaries with their readers, and True for those that only models with a cache have."""
+"""Summaries with functions that read them; True for summaries of models with a cache only."""
 QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
 """Default quantiles of summaries, as in Triton."""
 
@@ -222,7 +222,7 @@ def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUA
 
 
 def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[str]) -> Iterator[Family]:
-    """Triton's quantiles of the last minute, in microseconds."""
+    """Yield Triton's quantiles over the last minute, in microseconds."""
     ranks, now_ns = [float(quantile) for quantile in quantiles], time.monotonic_ns()
     for name, text, read, cached in _SUMMARIES:
         rows = []
@@ -238,7 +238,7 @@ def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[st
 
 
 def sketch_families(servables: Iterable[Servable]) -> Iterator[Family]:
-    """Distribution of the durations of requests, for pages that are asked for it."""
+    """Yield the distributions of request durations, for pages that request them."""
     fine = Family(FINE_FAMILY, "gauge", "Requests by their duration, to within 1 %")
     longest = Family(LONGEST_FAMILY, "gauge", "The longest request")
     for servable in servables:
@@ -259,11 +259,11 @@ _ENGINE_LABELS = {
     "variant": "variant",
     "device": "device",
 }
-"""Labels of an engine → the members of its report."""
+"""Labels of an engine → keys of its report."""
 
 
 def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Family]:
-    """Yield the engine of each model, and where it was chosen by measuring, the times of the candidates."""
+    """Yield the engine of each model, and if it was chosen by measurement, the times of the candidates."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
     rows = [(format_labels({**labels, **_read_engine_labels(report)}), 1) for labels, report in reports]
     yield family("modserve_engine_info", "gauge", "Always 1; the labels name the engine of a model", rows)
@@ -290,7 +290,7 @@ RESERVED = (
     *("modserve_", "process_"),
     *("nv_inference_", "nv_model_", "nv_cache_", "nv_gpu_", "nv_cpu_", "nv_energy_", "nv_pinned_"),
 )
-"""The beginnings of the names of the server's own metrics, and of those that Triton has."""
+"""Prefixes of the server's own metrics, and of Triton's."""
 
 GENERATION = frozenset(
     f"modserve_{name}"
@@ -306,11 +306,11 @@ GENERATION = frozenset(
         "request_success_total",
     )
 )
-"""Metrics of language models, which engines fill. Behind our prefix, their names are those of vLLM."""
+"""Metrics of language models, set by engines. After our prefix, they are named as in vLLM."""
 
 
 def engine_families(store: MetricStore) -> Iterator[Family]:
-    """Yield the metric families that engines have made."""
+    """Yield the metric families created by engines."""
     for name, text, kind, rows in store.read():
         histograms = [(format_labels(labels), value) for labels, value in rows if isinstance(value, Histogram)]
         if kind == "histogram":
@@ -334,10 +334,9 @@ def collectors(
     left_out: Container[str] = (),
     quantiles: Sequence[str] = QUANTILES,
 ) -> list[Collector]:
-    """Return the collectors of one server, its process and its engines; all of it is read at each scrape.
+    """Return the collectors of one server, its process and its engines, which read at each scrape.
 
-    The families `left_out` are those of models' statistics that the page does not have; `quantiles`, as their labels
-    have them, are those of summaries.
+    `left_out`: model families omitted from the page. `quantiles`: label values of the summaries' quantiles.
     """
 
     def models() -> Iterator[Family]:

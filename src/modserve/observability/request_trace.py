@@ -1,4 +1,4 @@
-"""The trace of one sampled request: its activities, and those of the requests that a model made for it."""
+"""Trace of one sampled request: its activities, and the activities of requests that its model made for it."""
 
 import logging
 import time
@@ -20,10 +20,10 @@ from .trace_sampling import TraceSampler
 _log = logging.getLogger(__name__)
 
 MOST_OF_ONE = 32 * 1024 * 1024
-"""Bytes of tensors that one trace keeps, and as many again of stamps; the rest is left out."""
+"""Maximum size in bytes of one trace's tensors, and also of its stamps; the rest is dropped."""
 
 _STAMP_SIZE = 256
-"""Roughly the bytes of memory that a stamp takes."""
+"""Approximate memory of a stamp in bytes."""
 _CANCELLED = "nobody is waiting for the response any longer"
 
 
@@ -33,7 +33,7 @@ class Failure(NamedTuple):
     code: str
     message: str
     status: int | str = ""
-    """HTTP's, or the name of gRPC's; empty if the client did not get the failure."""
+    """HTTP status, or name of the gRPC status; empty if the client did not get the failure."""
 
 
 def _failure(error: ModserveError, status: int | str = "") -> Failure:
@@ -42,7 +42,7 @@ def _failure(error: ModserveError, status: int | str = "") -> Failure:
 
 
 class TraceOwner(Protocol):
-    """Interface of the tracer for its traces."""
+    """A tracer's interface for its traces."""
 
     batches: Batches
     ids: Iterator[int]
@@ -51,12 +51,11 @@ class TraceOwner(Protocol):
 
 
 class Trace:
-    """Implements `core.requests.inflight.RequestTrace`: the records of one request, and those of its children.
+    """Implements `core.requests.inflight.RequestTrace`: records of one request and of its children.
 
-    `spans` are the ids of its spans, None where it goes to a file.
-
-    The front end adds its own stamps, and calls `end` when the response is sent or no client waits for it any more. The
-    children, requests that a model made for this one, are written with it.
+    `spans`: ids of its spans; None for a trace in a file. The front end adds its own stamps, and calls `end` when the
+    response has been sent or no client waits for it. Children, requests that a model made for this one, are written
+    with it.
     """
 
     def __init__(
@@ -80,9 +79,9 @@ class Trace:
         self.refusal: Failure | None = None
         self.request_id = ""
         self.tenant = ""
-        """Tenant of the request; empty where tenants are not distinguished."""
+        """Tenant of the request; empty without tenants."""
         self.attributes: Mapping[str, str] = {}
-        """The front end's knowledge of the call."""
+        """Span attributes from the front end."""
         self.spans = spans
         self.start_ns = time.monotonic_ns()
         self.end_ns = 0
@@ -120,18 +119,18 @@ class Trace:
     def on_settle(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
         now_ns = time.monotonic_ns()
         if isinstance(outcome, InferenceResponse):
-            self.model = ModelId(self.model.name, outcome.model_version)  # one of those that a routing chooses from
+            self.model = ModelId(self.model.name, outcome.model_version)  # the version chosen by routing
             self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
         elif isinstance(outcome, ModserveError):
             self.failure = _failure(outcome)
         inner = self._parent is not None or self._is_continued
-        # As in Triton it belongs to the client's call: not to requests of models, nor to a call that nobody waits for.
+        # As in Triton, only for client calls with a waiting client, not for requests of models.
         if outcome is not None and not inner and not _is_cancellation(outcome):
             self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
         if final:
             self.stamp("REQUEST_END", now_ns)
             self.timing = timing
-            if inner:  # nobody else ends the trace of such a request
+            if inner:  # such a trace has no front end to end it
                 self.end()
 
     def child(self, model: ModelId) -> "Trace":
@@ -162,23 +161,23 @@ class Trace:
                 self._owner.on_end(self._setting, self)
 
     def render(self) -> bytes:
-        """Write the trace's records and those of its children. For any thread, once the trace has ended."""
+        """Render the trace's records, including its children's. On any thread, once the trace has ended."""
         own = render(self.id, self.model, self.request_id, self.records, self.parent_id, self.tenant)
         return b",".join([own, *(child.render() for child in self.children)])
 
     @property
     def whole_size(self) -> int:
-        """About what it keeps of memory, with its children."""
+        """Approximate memory of the trace with its children."""
         return self.size + sum(child.whole_size for child in self.children)
 
     @property
     def span_count(self) -> int:
-        """About as many spans as it makes, with its children: of the call, the model's request and its execution."""
+        """Approximate number of spans with children: call, request and execution."""
         return 3 + sum(child.span_count for child in self.children)
 
     @property
     def _is_continued(self) -> bool:
-        """True if the call has its span in another process."""
+        """True if the call's span is in another process."""
         return self.spans is not None and self.spans.root is None
 
     def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:
@@ -191,15 +190,15 @@ class Trace:
                 _log.warning("trace %d: tensor '%s' is left out: its %d bytes are too many", self.id, name, size)
                 continue
             self.size += size
-            # A copy: the memory may be the client's, or the engine's to use again.
+            # A copy: the client or the engine may reuse the memory.
             copy = Tensor.from_raw(tensor.datatype, tensor.shape, bytes(raw))
             self.records.append(TraceRecord(ns, activity, name, copy))
 
     def _execution(self) -> None:
-        """Stamps of the execution as far as it has come: it may still be under way."""
+        """Add the stamps of the execution so far; it may still be under way."""
         timing = self.timing
         executed = self.spans is not None and self.spans.batch is not None
-        if timing is None or (self.children and not executed):  # the executions are the children's
+        if timing is None or (self.children and not executed):  # the children have the executions
             return
         for activity, ns in (
             ("COMPUTE_START", timing.compute_start_ns),

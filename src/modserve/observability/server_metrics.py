@@ -1,4 +1,4 @@
-"""The metrics of a server itself: its process, its machine, and the memory of its models."""
+"""Metrics of a server itself: process, machine, and model memory."""
 
 import os
 import platform
@@ -34,9 +34,9 @@ class _Times(NamedTuple):
 
 
 class MachineCollector:
-    """Reads at each scrape, but not more often than every `interval_ms`. Has no families where there is no ``/proc``.
+    """Metrics of the machine, read at each scrape, at most every `interval_ms`. No families without ``/proc``.
 
-    The utilisation is that between two readings, as in Triton; the first one counts from when this was made.
+    Utilisation is between two readings, as in Triton; the first one counts from the creation of this object.
     """
 
     def __init__(self, interval_ms: int, proc: Path = _PROC, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class MachineCollector:
         return self._utilisation
 
     def _now(self) -> _Times | None:
-        """Return the first line: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's."""
+        """Return the first line: user, nice, system, idle, iowait, irq, softirq, steal; user includes guest."""
         try:
             line = (self._proc / "stat").read_text().partition("\n")[0]
             ticks = [int(word) for word in line.split()[1:9]]
@@ -79,7 +79,7 @@ class MachineCollector:
             return None
 
     def _memory(self) -> tuple[int, int] | None:
-        """Bytes in all, and those that are available."""
+        """Return total and available memory in bytes."""
         try:
             lines = (self._proc / "meminfo").read_text().splitlines()
             values = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -89,19 +89,19 @@ class MachineCollector:
 
 
 _UTIME, _STIME, _STARTTIME, _VSIZE, _RSS = 11, 12, 19, 20, 21
-"""Places in ``/proc/self/stat`` after the command, which is in parentheses and may have spaces (proc(5))."""
+"""Field indices in ``/proc/self/stat`` after the command, which is in parentheses and may have spaces (proc(5))."""
 
 
 class _Status(NamedTuple):
     cpu_s: float
     began_s: float
-    """After the start of the machine."""
+    """Seconds after the start of the machine."""
     virtual: int
     resident: int
 
 
 def _status(process: Path) -> _Status:
-    """Read a process by its folder in ``/proc``. Raises OSError, ValueError or IndexError."""
+    """Read a process from its directory in ``/proc``. Raises OSError, ValueError or IndexError."""
     words = (process / "stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
     cpu_s = (int(words[_UTIME]) + int(words[_STIME])) / ticks
@@ -110,16 +110,16 @@ def _status(process: Path) -> _Status:
 
 
 class ModelProcesses:
-    """The processes that run models. What those have used that have ended stays counted, as of the last page.
+    """Processes that run models. CPU time of ended processes stays counted, as of the last page.
 
-    `read` has the labels of each model, a number of its load, and its processes.
+    `read` returns the labels of each model, a number of its load, and its processes.
     """
 
     def __init__(self, read: Callable[[], Iterable[tuple[str, int, Sequence[int]]]], proc: Path = _PROC) -> None:
         self._read = read
         self._proc = proc
         self._used: dict[tuple[str, int], dict[tuple[int, float], float]] = {}
-        """CPU seconds by the load of a model and the process; under 0 those of processes that have ended."""
+        """CPU seconds by load of a model and process; the 0 entry sums ended processes."""
 
     def collect(self) -> Iterator[Family]:
         used: dict[tuple[str, int], dict[tuple[int, float], float]] = {}
@@ -147,7 +147,7 @@ class ModelProcesses:
 
 
 class ProcessCollector:
-    """Has no families where there is no ``/proc``, as on macOS. A figure that cannot be read is left out."""
+    """Metrics of this process. No families without ``/proc``, as on macOS; unreadable figures are omitted."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._process = proc / "self"
@@ -189,7 +189,7 @@ SIZES: tuple[tuple[str, str, Callable[[int], float]], ...] = (
         float,
     ),
 )
-"""Metrics of all models that were measured."""
+"""Metrics of all measured models."""
 GAUGES: tuple[_OfModel, ...] = (
     ("modserve_model_resident", "1 while the model is in memory", lambda r: r.resident),
     ("modserve_model_requests_waiting", "Requests that wait for the model to be in memory", lambda r: r.waiting),
@@ -220,40 +220,40 @@ OF_ALL: tuple[tuple[str, str, Callable[[MemoryReport], float]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """The state of a server itself, besides the statistics of its models, at the time of a scrape."""
+    """State of a server itself at a scrape, in addition to its models' statistics."""
 
     version: str
     ready: bool
     index: Sequence[IndexEntry]
     in_flight: Mapping[str, int]
-    """Requests that are accepted and not settled, by model; models without any may be absent."""
+    """Accepted and unsettled requests by model; models without any may be missing."""
     connections: Mapping[str, int]
     """Open connections by protocol."""
     memory: MemoryBudget
     routings: Sequence[RouteFigures | ShadowFigures] = ()
     model_memory: MemoryReport = NO_MEMORY
     form: str = ""
-    """Form in which modserve runs, as in `modserve.form`."""
+    """Form in which modserve runs (`modserve.form`)."""
     engines: Sequence[tuple[str, str, str]] = ()
-    """Backends whose library is installed, the library's name and its version."""
+    """Backends with an installed library: backend, library name, library version."""
     failed_loads: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
     """Failed loads by model and version, None for the whole model."""
     responses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Responses by protocol, then by code; codes that never occurred may be absent."""
+    """Responses by protocol and code; codes that never occurred may be missing."""
     spans: SpanFigures | None = None
     endings: Mapping[str, int] = field(default_factory=dict)
     """gRPC connections that the server closed early, by reason."""
     tenants: Sequence[TenantReport] = ()
     tenant_times: Mapping[str, Histogram] = field(default_factory=dict)
-    """Nanoseconds of the requests of each tenant that are over."""
+    """Durations of completed requests by tenant, in nanoseconds."""
     drain_phase: int = 0
     records: RecordFigures | None = None
-    """None if nothing is recorded."""
+    """None without recording."""
     oldest: Mapping[ModelId, Oldest] = field(default_factory=dict)
     processes: Sequence[tuple[str, int, Sequence[int]]] = ()
-    """Metrics of models that run in processes of their own, as `ModelProcesses` reads them."""
+    """Metrics of models in processes of their own (`ModelProcesses`)."""
     repository_reads: Mapping[str, float] = field(default_factory=dict)
-    """Last good reading of each repository, in seconds since 1970, of a server that looks again and again."""
+    """Time of the last successful read of each repository, in seconds since 1970, for a polling server."""
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -282,7 +282,7 @@ _OLDEST: tuple[tuple[str, str, Callable[[Oldest], int]], ...] = (
 )
 
 UNLOADED_STATE = "UNLOADED"
-"""The state on this page of a version that was unloaded on purpose. The index, like Triton's, says UNAVAILABLE."""
+"""State on this page of a version unloaded on purpose. The index, like Triton's, reports UNAVAILABLE."""
 
 
 def server_families(figures: ServerFigures) -> Iterator[Family]:

@@ -1,8 +1,8 @@
-"""Spans on their way to an OpenTelemetry collector: the only module that knows the library.
+"""Export of spans to an OpenTelemetry collector; the only module that uses the library.
 
-The tracer's thread makes spans of complete traces, the library's thread sends them, and the event loop's waits for
-neither. Spans that cannot be sent are dropped and counted: the library's queue is never handed more than it holds, so
-that none goes missing there.
+The tracer's thread creates spans of complete traces, the library's thread sends them, and the event loop waits for
+neither. Spans that cannot be sent are dropped and counted: the library's queue never gets more than its capacity, so
+none is lost there uncounted.
 """
 
 import logging
@@ -42,16 +42,16 @@ T = TypeVar("T")
 
 GRPC = "grpc"
 FLUSH_S = 5.0
-"""Maximum wait at the end for unsent spans."""
+"""Maximum wait in seconds at the end for unsent spans."""
 _AGAIN_S = 60.0
-"""Interval of the log lines about lost spans, while the losses continue."""
+"""Interval in seconds of log lines about lost spans, while losses continue."""
 _PATH = "/v1/traces"
 _LIBRARY = "opentelemetry.exporter"
-"""The logger of the library's exporters, whose messages become the reason in ours."""
+"""Logger of the library's exporters. Its messages provide the reason in ours."""
 
 
 def default_exporter(settings: SpanSettings) -> SpanExporter:
-    """Sends to `settings.url`, or where the environment says (``OTEL_EXPORTER_OTLP_…``), or to this machine."""
+    """Return an exporter to `settings.url`, the environment's address (``OTEL_EXPORTER_OTLP_…``) or this machine."""
     environment = os.environ
     by_environment = environment.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL) or environment.get(OTEL_EXPORTER_OTLP_PROTOCOL)
     url = settings.url if "://" in settings.url or not settings.url else f"http://{settings.url}"
@@ -76,13 +76,13 @@ def resource_of(settings: SpanSettings, name: str) -> Resource:
 
 @dataclass(eq=False)
 class ExportStats:
-    """Counts spans, and says in the log that some are lost: at once, and then now and then."""
+    """Counts spans, and logs losses: at once, and then from time to time."""
 
     clock: Callable[[], float] = time.monotonic
     handed: int = 0
-    """Spans handed to the library."""
+    """Spans passed to the library."""
     drawn: int = 0
-    """Spans that the library's thread has drawn from its queue."""
+    """Spans taken by the library's thread from its queue."""
     exported: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     reason: str = ""
@@ -138,7 +138,7 @@ class _CountingExporter(SpanExporter):
 
 
 class _Reasons(logging.Handler):
-    """Keeps what the library's exporter logs, in place of a line for each attempt."""
+    """Collects log messages of the library's exporter, instead of logging each attempt."""
 
     def __init__(self, losses: ExportStats) -> None:
         super().__init__(logging.WARNING)
@@ -149,10 +149,10 @@ class _Reasons(logging.Handler):
 
 
 class Spans:
-    """Makes and sends the spans of complete traces. `write` and `write_batch` are for one thread.
+    """Creates and sends the spans of complete traces. `write` and `write_batch` are for one thread.
 
-    Spans are made whole, as what an exporter reads: all about them is known by then, and the library's own, which begin
-    and end, take four times as long.
+    Spans are created complete, in the form that exporters read, since all data is known by then. The library's own
+    spans, with a begin and an end, take four times as long.
     """
 
     def __init__(self, settings: SpanSettings, name: str, exporter: SpanExporter | None = None) -> None:
@@ -187,17 +187,17 @@ class Spans:
             self._send(span)
 
     def left_out(self, count: int) -> None:
-        """Count the spans of a trace that was dropped, since too many wait."""
+        """Count the spans of a trace dropped because too many wait."""
         self.losses.drop(count, OVERLOADED)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
-        """Send the unsent spans, within a number of seconds. Blocks."""
+        """Send remaining spans within `limit_s` seconds. Blocks."""
         losses = self.losses
         ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()
         ending.join(limit_s)
         if ending.is_alive():
-            self._exporter.shutdown()  # which ends the wait for another attempt
+            self._exporter.shutdown()  # ends the wait for another attempt
             ending.join(limit_s / 10)
         lost = losses.handed - losses.exported - losses.dropped.get(EXPORT_FAILED, 0)
         if lost > 0:
@@ -235,7 +235,7 @@ _OK = api.Status()
 
 
 def _limit(items: list[T], most: int | None) -> Sequence[T]:
-    """Return the last ones, up to the limit of a span, which also tells how many are left out."""
+    """Return the last items, up to the limit of a span, which also reports the number of dropped ones."""
     return items if most is None or len(items) <= most else BoundedList.from_seq(most, items)
 
 

@@ -1,4 +1,4 @@
-"""The metrics of exported spans."""
+"""Metrics of exported spans."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ _REASONS = {
 
 
 class SpanFigures(NamedTuple):
-    """Spans that were exported, dropped by why, and those that wait to be exported."""
+    """Numbers of exported spans, of dropped spans by reason, and of spans to be exported."""
 
     exported: int
     dropped: Mapping[str, int]
@@ -27,7 +27,7 @@ class SpanFigures(NamedTuple):
 
 
 def span_families(figures: SpanFigures | None) -> Iterator[Family]:
-    """None where traces are no spans."""
+    """Return the span metrics; none if traces are not spans."""
     if figures is None:
         return
     yield "modserve_trace_spans_exported_total", "counter", "Spans that a collector accepted", [({}, figures.exported)]

@@ -1,7 +1,7 @@
-"""The spans of a traced request before they are made: which they are, whose children, and of which batch.
+"""Ids of a traced request's spans before the spans are created: own ids, parents, and shared batches.
 
-A span is known by its ids from the beginning, since they travel with the request, and is made when the
-trace is complete. For the event loop's thread.
+Span ids are known from the beginning, since they travel with the request; spans are created when the trace is
+complete. For the event loop's thread.
 """
 
 import time
@@ -16,30 +16,30 @@ from modserve.core.version import ModelId
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """An execution with traced requests. `members` are the spans of these requests, `context` is the span of it all."""
+    """An execution with traced requests. `members`: spans of these requests; `context`: span of the execution."""
 
     timing: ExecutionTiming
     model: ModelId
     context: SpanContext
     members: list[SpanContext] = field(default_factory=list)
     open: int = 0
-    """Members that are not over."""
+    """Number of unfinished members."""
     end_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class SpanIds:
-    """`own` is the span of the model's request, below `root`, that of the call, or if there is none below `parent`."""
+    """Span ids of a request. `own`: the model's request, below the call's span `root`, or below `parent`."""
 
     own: SpanContext
     root: SpanContext | None
     parent: SpanContext | None
-    """A client's span, or that of the model that has made the request."""
+    """Span of the client, or of the model that made the request."""
     offset_ns: int
-    """Offset from the monotonic clock to that of the world."""
+    """Offset from the monotonic clock to Unix time."""
     batch: Batch | None = None
     links: list[SpanContext] = field(default_factory=list)
-    """Other requests that this one is made for."""
+    """Other requests that this one was made for."""
 
     def child(self) -> "SpanIds":
         """Return the ids of a request that the model makes for this one."""
@@ -57,7 +57,7 @@ class SpanIds:
 
     @classmethod
     def elsewhere(cls, parent: SpanContext) -> "SpanIds":
-        """Return the ids of a request that belongs to a call with its span in another process."""
+        """Return the ids of a request that belongs to a call in another process."""
         return cls(_begin(parent), None, parent, time.time_ns() - time.monotonic_ns())
 
 
@@ -69,7 +69,7 @@ def _begin(parent: SpanContext | None) -> SpanContext:
 
 
 class Batches:
-    """The batches with traced requests that are under way. `write` gets those that had several, when they are over."""
+    """Batches under way with traced requests. `write` gets each finished one with several of them."""
 
     def __init__(self, write: Callable[[Batch], None]) -> None:
         self._write = write
@@ -79,8 +79,8 @@ class Batches:
         return len(self._open)
 
     def join(self, ids: SpanIds, model: ModelId, timing: ExecutionTiming) -> None:
-        """A request is part of the execution of `timing`. All its requests join before it begins."""
-        self.leave(ids)  # one that runs again
+        """Add a request to the execution of `timing`. All its requests join before it begins."""
+        self.leave(ids)  # a request may run again
         batch = self._open.get(timing)
         if batch is None:
             batch = self._open[timing] = Batch(timing, model, _begin(None))
@@ -89,7 +89,7 @@ class Batches:
         ids.batch = batch
 
     def leave(self, ids: SpanIds) -> None:
-        """A request is over, if it was part of an execution. May be called again."""
+        """Remove a finished request from its execution, if any. Idempotent."""
         batch = ids.batch
         if batch is None or batch.end_ns or batch.timing not in self._open:
             return

@@ -1,8 +1,8 @@
-"""The spans that a complete trace makes, as plain values: Triton's names, events and attributes (``tracer.cc``).
+"""Spans of a complete trace as plain values, with Triton's names, events and attributes (``tracer.cc``).
 
-``InferRequest`` is the call, and has what the front end does as events. Below it is a span with the model's name, and
-below that ``compute``, or the spans of the requests that the model makes of others. An engine's own activities are
-events of the model's span; from ``X_START`` to ``X_END`` they are a span ``X``.
+``InferRequest`` is the call; its events are the front end's activities. Below it is a span with the model's name, and
+below that ``compute``, or the spans of requests to other models. An engine's own activities are events of the model's
+span; from ``X_START`` to ``X_END`` they form a span ``X``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ _OF_REQUEST = frozenset(("REQUEST_START", "QUEUE_START", "REQUEST_END"))
 _OF_EXECUTION = frozenset(("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"))
 _OF_WIRE = ("HTTP_", "GRPC_")
 _RPC_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
-"""Statuses of gRPC that make a server's span an error, by OpenTelemetry's semantic conventions."""
+"""gRPC statuses that make a server span an error, by OpenTelemetry's semantic conventions."""
 _HTTP_ERRORS = 500
-"""The lowest such status of HTTP."""
+"""Lowest such HTTP status."""
 
 
 class Event(NamedTuple):
-    """Something that happened at `ns` since 1970."""
+    """An event at `ns` since 1970."""
 
     name: str
     ns: int
@@ -48,7 +48,7 @@ class Span(NamedTuple):
     links: Sequence[SpanContext] = ()
     failure: Failure | None = None
     serves: bool = False
-    """True for the server's side of a call."""
+    """True for the server side of a call."""
 
 
 def spans_of(trace: Trace) -> Iterator[Span]:
@@ -81,7 +81,7 @@ def spans_of(trace: Trace) -> Iterator[Span]:
         yield Span(CALL, ids.root, parent, start_ns, end_ns, call, attributes, (), failure, True)
         parent = ids.root
     if not request:
-        return  # it was refused before a model had it
+        return  # refused before it reached a model
     loose, inner = _custom(own, ids.own, end_ns)
     attributes = {**_of_model(trace), **_error(trace.failure)}
     last_ns = max([end_ns] if request[-1].name != "REQUEST_END" else [event.ns for event in request])
@@ -95,7 +95,7 @@ def spans_of(trace: Trace) -> Iterator[Span]:
 
 
 def batch_span(batch: Batch, offset_ns: int) -> Span | None:
-    """Return the execution that several traced requests share, with links to all of them; None if it never began.
+    """Return the execution shared by several traced requests, with links to all of them; None if it never began.
 
     It has no parent, since it has several.
     """
@@ -122,7 +122,7 @@ def _execution(trace: Trace, ids: SpanIds, events: Sequence[Event], end_ns: int)
 
 
 def _custom(events: Sequence[Event], parent: SpanContext, end_ns: int) -> tuple[list[Event], list[Span]]:
-    """Return the activities of an engine that are events of the model's span, and those that are spans."""
+    """Return an engine's activities, divided into events of the model's span and spans of their own."""
     loose: list[Event] = []
     spans: list[Span] = []
     open: list[tuple[str, SpanContext, SpanContext, list[Event]]] = []
@@ -160,7 +160,7 @@ def _of_batch(timing: ExecutionTiming) -> dict[str, str | int]:
 
 
 def _is_of_server(failure: Failure) -> bool:
-    """False for failures that are the client's, or reached no client: the server's span has no status then."""
+    """False for client errors, and failures that reached no client: the server's span has no status then."""
     status = failure.status
     return status >= _HTTP_ERRORS if isinstance(status, int) else status in _RPC_ERRORS
 

@@ -1,4 +1,4 @@
-"""Standard output and error of a server's process, for code of models that prints: no thread waits for a reader."""
+"""Standard output and error of a server process, for model code that prints: threads do not wait for a reader."""
 
 import os
 import sys
@@ -11,12 +11,12 @@ from typing import Any, TextIO
 from .logging import LineWriter, TextStream
 
 _LONGEST_REST = 8192
-"""Characters of a line that waits for its end."""
+"""Maximum length in characters of an incomplete line that is held back."""
 
 
 @contextmanager
 def unblock() -> Iterator[None]:
-    """Let threads write what this process prints. What the reader does not take is left out."""
+    """Print on threads in this process. Output that the reader does not accept is dropped."""
     former = sys.stdout, sys.stderr
     streams = _Unblocked("stdout", sys.stdout), _Unblocked("stderr", sys.stderr)
     sys.stdout, sys.stderr = streams
@@ -30,18 +30,18 @@ def unblock() -> Iterator[None]:
 
 
 class _Unblocked:
-    """A stream whose `write` never blocks; else as the one behind it.
+    """A stream with a `write` that never blocks; otherwise like the underlying stream.
 
-    It is written in whole lines, or what there is at a `flush`: those of several threads and processes do not mix. In a
-    process that a model forks there is no thread that writes: there it is the one behind it.
+    It is written in complete lines, or at a `flush`, so that lines of several threads and processes do not mix. A
+    process forked by a model has no writer thread; there, it is the underlying stream.
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._stream = stream
         self._forked = False
         self._rest = ""
-        """The beginning of a line."""
-        self._lock = threading.RLock()  # reentrant: a signal handler of Python's may print
+        """Text of an incomplete line."""
+        self._lock = threading.RLock()  # reentrant: a Python signal handler may print
         self.writer = LineWriter(name, TextStream(stream).write, lambda count, reason: None)
         _streams.add(self)
 
@@ -63,7 +63,7 @@ class _Unblocked:
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Have the beginning of a line written, too. Do not wait for that."""
+        """Queue an incomplete line for writing. Does not wait for it."""
         with self._lock:
             ready, self._rest = self._rest, ""
             self._put(ready)
@@ -71,9 +71,9 @@ class _Unblocked:
             self._stream.flush()
 
     def fork(self) -> None:
-        """This is another process from now on."""
+        """Adapt to a forked process."""
         self._forked = True
-        self._rest = ""  # which the other one will write
+        self._rest = ""  # the parent process writes it
         self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:

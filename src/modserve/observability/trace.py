@@ -1,8 +1,8 @@
-"""Traces of single requests: the settings, the sampling, and where traces go.
+"""Traces of single requests: settings, sampling, and destinations.
 
-The settings, the sampling and the files are Triton's (``tracer.cc``), and so is the use of the monotonic clock. In mode
-opentelemetry a complete trace becomes spans in place of records in a file, and a client's own trace is continued:
-``traceparent`` says whether it is recorded, which settles whether this part of it is.
+Settings, sampling and files are Triton's (``tracer.cc``), and so is the use of the monotonic clock. In mode
+opentelemetry a complete trace becomes spans instead of records in a file, and a client's own trace is continued:
+``traceparent`` says whether that is recorded, and this part of it follows.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from .span_ids import Batch, Batches, SpanIds
 from .trace_file import TraceFiles, TraceOutput, Writer
 from .trace_sampling import TraceSampler, apply_change, problem
 
-if TYPE_CHECKING:  # a server imports them with the first request that is traced, or followed
+if TYPE_CHECKING:  # imported with the first request that is traced or followed
     from .path_log import PathLog
     from .request_trace import Trace
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class SpanWriter(Protocol):
-    """Takes complete traces in place of files, on the writer's thread: `span_export.Spans`."""
+    """Receives complete traces instead of files, on the writer's thread: `span_export.Spans`."""
 
     @property
     def figures(self) -> SpanFigures: ...
@@ -41,16 +41,16 @@ class SpanWriter(Protocol):
 
 
 def _spans(settings: SpanSettings, name: str) -> SpanWriter:
-    from .span_export import Spans  # which only servers need that have it
+    from .span_export import Spans  # only servers that export spans need it
 
     return Spans(settings, name)
 
 
 class Tracer:
-    """The trace settings of a server, global and by model, and their sampling. For the event loop's thread.
+    """Trace settings of a server, global and by model, and their sampling. For the event loop's thread.
 
-    `on` is true while a request may be sampled; otherwise `sample` need not be called. A model's settings are kept by
-    its name, whether it is loaded or not. Call `close` at the end. `name` is that of the server.
+    `on`: true while a request may be sampled; otherwise `sample` need not be called. A model's settings are kept by its
+    name, loaded or not. Call `close` at the end. `name`: the server's name.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Tracer:
         self._files = TraceFiles(self._start.file)
         self._writer = writer or self._own_writer(self._start.spans)
         self._settings = {"": self._setting(self._start, {})}
-        """The settings of models with their own by name, and those of all others."""
+        """Settings by model name; the global ones are under an empty name."""
         self._closed = False
         self.verbose = False
-        """The path of each request goes to the log."""
+        """True if each request's path is logged."""
         self.on = False
         self._look()
         if reason := problem(self._start):
@@ -84,39 +84,39 @@ class Tracer:
 
     @staticmethod
     def _own_writer(spans: SpanSettings | None) -> Writer:
-        """Return a writer that queues as many traces, to be made into spans, as spans may wait to be sent."""
+        """Return a writer with a queue for as many traces as spans may wait to be sent."""
         return Writer() if spans is None else Writer(spans.bsp_max_queue_size, "")
 
     @property
     def mode(self) -> str:
-        """Mode as the protocol names it. It never changes."""
+        """Trace mode in the protocol's notation. Never changes."""
         return self._start.mode
 
     @property
     def propagates(self) -> bool:
-        """True if it matters which client's span a request belongs to."""
+        """True if the client's span of a request matters."""
         return self._start.spans is not None
 
     @property
     def figures(self) -> SpanFigures | None:
-        """Numbers of sent and lost spans; None where traces are no spans."""
+        """Numbers of sent and lost spans; None if traces are not spans."""
         return None if self._spans is None else self._spans.figures
 
     @property
     def dropped(self) -> int:
-        """Count of traces that are not in a file, or of spans that were not made."""
+        """Number of traces missing from files, or of spans that were not created."""
         return self._writer.dropped
 
     def settings(self, model: str = "") -> TraceSettings:
-        """Return the settings of a model, or of all models without their own; `count` is what remains of it."""
+        """Return a model's settings, or the global ones; `count` is the remaining count."""
         return self._of(model).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
-        """Changes a model's settings or, for an empty name, the global ones: a model's own settings override them.
+        """Change a model's settings; with an empty name, the global ones. A model's own settings override these.
 
         Applies to all later requests; traces under way keep their settings. Counting starts again.
 
-        Raises INVALID_ARG, and changes nothing, for settings that would trace but cannot.
+        Raises INVALID_ARG, and changes nothing, for settings that enable traces but make them impossible.
         """
         if not change:
             return
@@ -139,7 +139,7 @@ class Tracer:
         self._look()
 
     def sample(self, servable: Servable, headers: TraceHeaders | None = None, tenant: str = "") -> "Trace | None":
-        """Return a trace of this request if it is sampled, or the client's `headers` say so. The caller ends it."""
+        """Return a trace of this request if it is sampled by settings or the client's `headers`. The caller ends it."""
         setting = self._of(servable.id.name)
         parent = trace_context.from_headers(headers) if self.propagates else None
         if not setting.hit(parent):
@@ -154,7 +154,7 @@ class Tracer:
         return trace
 
     def continue_trace(self, servable: Servable, context: str) -> "Trace":
-        """Return the trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""
+        """Return the trace of a request with its call traced elsewhere; it ends with the request's final outcome."""
         setting, parent = self._of(servable.id.name), trace_context.from_json(context)
         assert parent is not None, "another worker has made it: this is a bug"
         from .request_trace import Trace
@@ -163,18 +163,18 @@ class Tracer:
         return Trace(self, setting, servable.id, next(self.ids), None, SpanIds.elsewhere(parent))
 
     def follow(self, servable: Servable, request_id: str, trace: RequestTrace | None) -> "PathLog":
-        """Return the log of a request's path, for `verbose`. The request has this trace if it is sampled."""
+        """Return the log of a request's path, for `verbose`. `trace`: the request's trace if it is sampled."""
         from .path_log import PathLog
 
         return PathLog(request_id, servable.id, trace)
 
     def change_verbosity(self, level: int) -> None:
-        """Above 0, requests are to be followed."""
+        """Log the paths of requests if `level` is above 0."""
         self.verbose = level > 0
         self._look()
 
     def close(self) -> None:
-        """Writes all traces and ends. Blocks. For when nothing is traced any more; may be called again."""
+        """Write all traces and stop. Blocks. Call when nothing is traced any more; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -188,7 +188,7 @@ class Tracer:
             self._spans.close()
 
     def on_end(self, setting: TraceSampler, trace: "Trace") -> None:
-        """A trace of `setting` is complete."""
+        """Handle a complete trace of `setting`."""
         if self._closed:
             return
         output, finish, spans = setting.output, setting.collect(), self._spans

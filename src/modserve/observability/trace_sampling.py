@@ -1,4 +1,4 @@
-"""Sampling of traces: the settings of one or all models, their counts, and the destination of their traces."""
+"""Sampling of traces: settings of one model or all models, counts, and destination of the traces."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,10 +11,10 @@ from .trace_file import TraceOutput
 
 
 class TraceSampler:
-    """Settings in use: their counts, and the destination of their traces.
+    """Settings in use, with their counts and the destination of their traces.
 
-    `own` has the fields that are set at this level, by name; the others come from the level behind. A change makes a
-    new object, so that traces under way keep theirs.
+    `own`: fields set at this level, by name; the others come from the level below. A change creates a new object, so
+    that traces under way keep theirs.
     """
 
     def __init__(self, settings: TraceSettings, own: Mapping[str, Any], output: TraceOutput) -> None:
@@ -42,11 +42,11 @@ class TraceSampler:
 
     @property
     def on(self) -> bool:
-        """True if a request may be sampled, by its client if not by these settings."""
+        """True if a request may be sampled, by these settings or by its client."""
         return self.live or self._continues
 
     def hit(self, parent: SpanContext | None = None) -> bool:
-        """Counts a request. Whether it is sampled: as its client has decided, if that traces it."""
+        """Count a request; return whether it is sampled. A client's trace decides for its requests."""
         if parent is not None and not parent.sampled:
             return False
         sampled = self._continues and parent is not None
@@ -56,7 +56,7 @@ class TraceSampler:
         return sampled
 
     def _count(self) -> bool:
-        """Triton counts the requests as well that are traced anyway."""
+        """Count a request; as in Triton, also if it is traced anyway."""
         if not self.live:
             return False
         self._samples += 1
@@ -67,7 +67,7 @@ class TraceSampler:
         return True
 
     def collect(self) -> bool:
-        """Counts a complete trace. Whether it completes its file."""
+        """Count a complete trace; return whether it completes its file."""
         self.open -= 1
         self._collected += 1
         self._in_file += 1
@@ -79,8 +79,8 @@ class TraceSampler:
 
 
 def problem(settings: TraceSettings) -> str:
-    """Return the reason why these settings cannot trace although they should; empty if they can."""
-    if not settings.level or settings.spans is not None:  # which, with a rate of 0, are those of clients alone
+    """Return the reason why enabled traces are impossible with these settings; empty if they are possible."""
+    if not settings.level or settings.spans is not None:  # with a rate of 0, spans are only for clients' traces
         return ""
     if not settings.rate:
         return "sample rate must be non-zero"

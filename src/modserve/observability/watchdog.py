@@ -1,12 +1,12 @@
-"""Watches what blocks the event loop, and for how long.
+"""Detects blocking of the event loop, its duration and cause.
 
-Everything that clients see happens on one thread. A callback that does not return holds up every connection, including
-liveness probes. A timer beats on the loop every `PERIOD_S`; the loop's lag is how late a beat comes.
+All client connections share one thread. A callback that does not return blocks every connection, including liveness
+probes. A timer beats on the loop every `PERIOD_S`; the loop's lag is the delay of a beat.
 
-A thread watches the beats. When one is overdue by the limit, the thread logs what the loop's thread is doing at that
-moment. When the beat comes, the loop logs how late it was, and how much of that time its own thread was computing. A
-stall without computing is caused by the machine (a stopped process, a throttled container), or by a thread that keeps
-the interpreter lock, as the import of an engine's library does.
+A thread watches the beats. When one is overdue by the limit, the thread logs the current stack of the loop's thread.
+When the beat comes, the loop logs its delay, and how much of that time its own thread was computing. A stall without
+computing is caused by the machine (a stopped process, a throttled container), or by a thread that keeps the interpreter
+lock, as the import of an engine's library does.
 """
 
 import logging
@@ -26,24 +26,24 @@ from .families import Family, family, format_labels, histogram_family
 _log = logging.getLogger(__name__)
 
 PERIOD_S = 0.05
-"""Seconds between two beats: short enough to see every stall that matters, long enough to have no measurable cost."""
+"""Seconds between beats: short enough to detect every relevant stall, long enough to have no measurable cost."""
 
 _MS = 1_000_000
 _BOUNDS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
 _FRAMES = 15
-"""The number of innermost frames in the log."""
+"""Number of innermost frames in the log."""
 _PAUSE_NS = 1_000 * _MS
-"""The time between two stacks in the log, so that a loop that is always held does not also fill the disk."""
+"""Minimum time between stacks in the log, so that a permanently blocked loop does not fill the disk."""
 _ITS_OWN_DOING = 0.2
-"""The part of a stall that must be computing for the process to be the cause."""
+"""Computing fraction of a stall from which the process is considered the cause."""
 
 
 class Watchdog:
-    """A context that watches the running event loop, and collects its lag for Prometheus. For the loop's thread.
+    """Context manager that watches the running event loop, and collects its lag for Prometheus. For the loop's thread.
 
-    Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing. `imports` has the engines whose import ran after a
-    moment of `time.monotonic_ns`: a lag in which the loop's own thread hardly computed is theirs, and no warning.
-    Nor is the time that `last_collection_ns` says was spent, since such a moment, on ordered collections of garbage.
+    Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing. `imports` returns engines with imports after a
+    moment of `time.monotonic_ns`: a lag in which the loop's own thread hardly computed is attributed to them, without a
+    warning. Time spent on requested garbage collections since then, from `last_collection_ns`, is not reported either.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watchdog:
         collected_ns: Callable[[int], int] = lambda since_ns: 0,
     ) -> None:
         self.lag = Histogram([bound * _MS for bound in _BOUNDS_MS])
-        """Nanoseconds by which beats were late."""
+        """Delays of beats in nanoseconds."""
         self._limit_ns = limit_ms * _MS
         self._imports = imports
         self._collected_ns = collected_ns
@@ -149,7 +149,7 @@ class Watchdog:
                 continue
             computed_ns = time.process_time_ns() - self._process_cpu_ns
             if self._imports(beat_ns) or self._collected_ns(beat_ns):
-                continue  # the loop's stack says nothing of it; the end of the lag is logged
+                continue  # the loop's stack would not show the cause; the end of the lag is logged
             if now_ns - self._logged_ns < _PAUSE_NS or computed_ns < _ITS_OWN_DOING * limit_ns:
                 continue
             self._logged_beat_ns, self._logged_ns = beat_ns, now_ns

@@ -1,4 +1,4 @@
-"""The composition root: builds every object, and orders start and shutdown."""
+"""The composition root: creates all objects, and orders start and shutdown."""
 
 import asyncio
 import logging
@@ -100,12 +100,12 @@ class InferenceServer(LocalServer):
                 _log.warning("%s", warning)
         engine_metrics = MetricStore(prometheus.RESERVED, prometheus.GENERATION)
         self.cores = max(1, available_cores() // workers)
-        """Cores for this process, of those that the machine lets all workers have."""
+        """Cores for this process; workers divide the available cores equally."""
         memory = MemoryBudget((read_memory_limit() // 2 if memory_limit is None else memory_limit) // workers)
         routings = Routings(memory) if member is None else Routings(memory, member.roll_back_elsewhere)
         table = ModelTable(settings.strict_version_readiness, routings)
         table.suggests_names = not (settings.auth_file or settings.api_key)
-        table.expect(None)  # until the repositories have been looked through
+        table.expect(None)  # until the repositories have been read
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
         residency = self._residency(table, workers, meter)
@@ -158,7 +158,7 @@ class InferenceServer(LocalServer):
         )
 
     def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
-        """Return the residency of models in memory. Workers share the limit: each has models of its own."""
+        """Return the residency of models in memory. Workers divide the limit, since each has its own models."""
         settings = self.settings
         limit = settings.model_memory_limit.of(read_memory_limit()) // workers
         if settings.model_memory_limit != MemoryLimit() and not limit:
@@ -174,7 +174,7 @@ class InferenceServer(LocalServer):
         )
 
     async def load(self) -> None:
-        """Load like `LocalServer.load`. Raises INVALID_ARG, too, if the folder for records cannot be written."""
+        """Load like `LocalServer.load`. Also raises INVALID_ARG if the directory for records is not writable."""
         if self._recorder is not None:
             await asyncio.to_thread(open_folder, self._recorder)
         await super().load()
@@ -193,9 +193,9 @@ class InferenceServer(LocalServer):
         await self.shut_down()
 
     async def shut_down(self, seconds: float | None = None) -> bool:
-        """Finish requests in flight, then unload, within `seconds`; False if the time was too short.
+        """Finish requests in flight, then unload, within `seconds`; return False if the time was too short.
 
-        The default is `exit_timeout_secs`. May be called again: all calls return the same outcome.
+        The default is `exit_timeout_secs`. Idempotent: all calls return the same outcome.
         """
         async with self._ending:
             if self._ended_in_time is None:
@@ -208,7 +208,7 @@ class InferenceServer(LocalServer):
             async with asyncio.timeout(seconds):
                 await self.end()
         except TimeoutError:
-            # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
+            # Engines may hang in a call; their threads are daemons, and do not delay the end of the process.
             return False
         finally:
             await self._caches.close()
@@ -228,17 +228,16 @@ async def serve(
     member: "Member | None" = None,
     of_terminal: bool = False,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, and return the process's exit code.
+    """Serve until SIGTERM or SIGINT, and return the exit code of the process.
 
-    The ports open first and `on_open` is called; then the models load, the ports that other servers share take
-    connections, too, and `on_loaded` is called. On the first
-    signal the server becomes not ready, goes on for `shutdown_delay_secs`, accepts nothing new, finishes requests
-    in flight for at most `exit_timeout_secs`, and returns 0 (1 if the time was too short). On a second signal the
-    process exits at once. Returns 1 if a port or repository cannot be opened, or, with `exit_on_error`, if a model
-    fails to load; `on_refused` is called for ports that cannot be opened, instead of an entry in the log. `logs`
-    lets clients change log settings.
+    The ports open first, and `on_open` is called; then the models load, shared ports accept connections, and
+    `on_loaded` is called. On the first signal the server becomes not ready, continues for `shutdown_delay_secs`,
+    accepts nothing new, finishes requests in flight for at most `exit_timeout_secs`, and returns 0 (1 if the time was
+    too short). On a second signal the process exits at once. Returns 1 if a port or repository cannot be opened, or,
+    with `exit_on_error`, if a model fails to load; `on_refused` is called for ports that cannot be opened, instead of a
+    log entry. `logs` lets clients change log settings.
 
-    `of_terminal`: SIGHUP stops it like SIGTERM, as it does programs whose terminal closes.
+    `of_terminal`: SIGHUP stops the server like SIGTERM, as it does other programs when their terminal closes.
 
     As one of several workers (`member`), it takes part in their common operations; `on_loaded` is called when all have
     loaded. A replacement worker opens its ports last, after it has loaded the same models as the others.
@@ -248,7 +247,7 @@ async def serve(
     server = InferenceServer(settings, logs=logs, member=member)
     loop = asyncio.get_running_loop()
     freezer = Freezer(loop, server.ready_models, server.count_ended_requests)
-    set_aside()  # else the imports of large engines set off one full collection after the other
+    set_aside()  # otherwise imports of large engines cause repeated full collections
     backends.registry.after_import = set_aside
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
@@ -328,7 +327,7 @@ async def _load(
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
     accept: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Load everything, and `accept` connections; False if the server should stop."""
+    """Load all models and `accept` connections; return False if the server should stop."""
     try:
         with LoadingProgress(server.index, logs):
             await server.load()
@@ -347,7 +346,7 @@ async def _load(
 
 
 def _useless(server: InferenceServer, settings: Settings) -> str:
-    """Reason for which a server that has loaded should stop; empty for none."""
+    """Return the reason to stop a server that has loaded; empty for none."""
     if settings.exit_on_error and (failed := server.unready_reasons()):
         return f"a model failed to load and --exit-on-error is set: {', '.join(entry.name for entry in failed)}"
     named = (settings.model_file or settings.python_model) and not settings.repositories
@@ -361,9 +360,9 @@ def _useless(server: InferenceServer, settings: Settings) -> str:
 
 
 def _handle_signals(stopping: asyncio.Event, logs: Logs | None, of_terminal: bool) -> None:
-    """The first signal asks for an orderly stop; the second, in whatever state things are, ends the process.
+    """Stop in order on the first signal, and end the process at once on the second.
 
-    SIGHUP has the log file opened anew. `of_terminal`: it asks for the stop as well, and never ends the process, since
+    SIGHUP reopens the log file. With `of_terminal` it also requests the stop, but never ends the process at once, since
     the shell and the system may both send it.
     """
     loop = asyncio.get_running_loop()

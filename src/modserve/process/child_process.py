@@ -1,4 +1,4 @@
-"""Child processes of a supervisor: starting them, explaining their ends, and receiving signals for them."""
+"""Child processes of a supervisor: start, explanation of their exit statuses, and signals."""
 
 import ctypes
 import os
@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-"""Signals that request the end. They are passed on to the server, which knows what to finish first."""
+"""Signals that request the end. They are passed on to the server, which knows its pending work."""
 
 HARMLESS = (signal.SIGHUP, signal.SIGUSR1)
-"""SIGHUP, sent by log rotation, has log files opened again, here and in the server. SIGUSR1 has the server write
-the stack of each thread."""
+"""SIGHUP, sent by log rotation, reopens log files, here and in the server. SIGUSR1 makes the server write the stack of
+each thread."""
 
 _PASSED_ON = (*_STOPPING, *HARMLESS)
 
 _DELIBERATE = frozenset({0, 1, 2})
-"""Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
+"""Exit codes after which a restart would not help: an orderly stop, a failed start, a wrong command line."""
 
 _HEALTHY_S = 60.0
-"""A server that has run for this many seconds is healthy: its next crash counts as the first."""
+"""Seconds after which a running server counts as healthy: its next crash is treated as the first."""
 
 _LONGEST_DELAY_S = 60.0
 
@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """Exit status of a process. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
+    """Exit status of a process. `code` as in a shell: 128 plus the signal's number after a signal."""
 
     code: int
     crashed: bool
@@ -64,19 +64,19 @@ def exit_status(status: int) -> ExitStatus:
 
 
 class BackOff:
-    """The delay before the next start: none after the first crash, then 1, 2, 4 … 60 seconds."""
+    """Delay before a restart: none after the first crash, then 1, 2, 4 … 60 seconds."""
 
     def __init__(self) -> None:
         self._crashes = 0
 
     def delay(self, lived_s: float) -> float:
-        """Seconds to wait after a crash of a process that had lived for `lived_s` seconds."""
+        """Return the seconds to wait after a crash of a process that ran for `lived_s` seconds."""
         self._crashes = 1 if lived_s >= _HEALTHY_S else self._crashes + 1
         return 0.0 if self._crashes == 1 else min(_LONGEST_DELAY_S, 2.0 ** min(self._crashes - 2, 16))
 
 
 class Signals:
-    """A stream of signal numbers, of those that are passed on and of SIGCHLD; `next` waits for one."""
+    """Stream of signal numbers: SIGCHLD and the signals to pass on. `next` waits for one."""
 
     def __init__(self) -> None:
         self._read, write = os.pipe()
@@ -92,10 +92,10 @@ class Signals:
 
 
 def start(command: Sequence[str]) -> int:
-    """Start `command` as a child and return its process id. Raises OSError if the system gives no process.
+    """Start `command` as a child process and return its id. Raises OSError if the system cannot create a process.
 
-    The child has a process group of its own: a Ctrl-C in the terminal reaches only this process, which passes it on, so
-    that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
+    The child has its own process group: a Ctrl-C in the terminal reaches only this process, which passes it on, so that
+    the server gets a single signal. On Linux, the child gets SIGTERM if this process dies.
     """
     # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
@@ -113,7 +113,7 @@ def start(command: Sequence[str]) -> int:
         for number in (*_STOPPING, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         for number in HARMLESS:
-            signal.signal(number, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
+            signal.signal(number, signal.SIG_IGN)  # until it has its own handler: not meant to end it
         os.setpgid(0, 0)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
@@ -128,7 +128,7 @@ def start(command: Sequence[str]) -> int:
 
 
 def reap() -> list[tuple[int, ExitStatus]]:
-    """Return every child that has ended, orphans included, by its process id."""
+    """Return every ended child by process id, including orphans."""
     endings: list[tuple[int, ExitStatus]] = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The ports of a server: which listeners there are, and the order in which they open, stop and close."""
+"""The ports of a server: its listeners, and the order in which they open, stop and close."""
 
 import asyncio
 import logging
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FAREWELL = 1.0
-"""Seconds in which clients with idle connections may send a last request."""
+"""Seconds for clients with idle connections to send a last request."""
 _LOOK = 0.02
-"""Seconds between two looks at the requests that arrive while the server stops."""
+"""Seconds between checks for arriving requests while the server stops."""
 _LAST_SCRAPE = 0.1
-"""Seconds in which the last clients of metrics and operators may send a request."""
+"""Seconds for the last clients of the metrics and admin ports to send a request."""
 
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
-"""Default limit of a gRPC message: it has room for tensors of 300 MB."""
+"""Default limit of a gRPC message in bytes: enough for tensors of 300 MB."""
 
 
 def access_control(settings: Settings) -> "AccessControl | None":
@@ -64,7 +64,7 @@ def access_control(settings: Settings) -> "AccessControl | None":
 
 
 def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
-    """Return the log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
+    """Return the audit log, which SIGHUP reopens; None if it is off. Raises OSError."""
     if not settings.audit_log:
         return None
     from modserve.observability.audit_log import AuditLog
@@ -81,21 +81,21 @@ def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
 
 
 def grpc_settings(settings: Settings, reuse_port: bool) -> GrpcSettings:
-    """Return the settings of gRPC, with a limit on messages: a message is in memory as a whole before it is read."""
+    """Return the settings of gRPC, with a message limit: a message is complete in memory before it is parsed."""
     grpc = settings.grpc
     most = min(_LONGEST_GRPC_MESSAGE, read_memory_limit() // 8) if grpc.max_message is None else grpc.max_message
     return replace(grpc, max_message=most, reuse_port=grpc.reuse_port or reuse_port)
 
 
 def http_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
-    """Return the options of HTTP, with as many connections as the system has room for."""
+    """Return the settings of HTTP, with as many connections as the system permits."""
     http = settings.http
     most = posix.connections(http.max_connections)
     return replace(http, max_connections=most, reuse_port=http.reuse_port or reuse_port)
 
 
 def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
-    """Return the settings of the metrics port: those of HTTP, but without TLS and without those for inference."""
+    """Return the settings of the metrics port: HTTP's, but without TLS and inference settings."""
     return HttpSettings(
         address=own.address,
         port=own.port,
@@ -108,7 +108,7 @@ def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -
 
 
 def admin_settings(http: HttpSettings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
-    """Return the settings of the admin port: those of HTTP, but without pages of other origins."""
+    """Return the settings of the admin port: HTTP's, but without access from other origins."""
     return replace(
         http,
         address=own.address,
@@ -123,7 +123,7 @@ def admin_settings(http: HttpSettings, own: ListenAddress, reuse_port: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The open ports, 0 for a Unix socket; None for a disabled front end."""
+    """The open ports: 0 for a Unix socket, None for a disabled front end."""
 
     http: int | None
     grpc: int | None
@@ -132,17 +132,16 @@ class Ports:
 
     @property
     def by_name(self) -> Mapping[str, int]:
-        """Ports by the names of the front ends that are served."""
+        """Ports by name of the front end, without disabled ones."""
         names = {"HTTP": self.http, "gRPC": self.grpc, "metrics": self.metrics, "admin": self.admin}
         return {name: port for name, port in names.items() if port is not None}
 
 
 class Listeners:
-    """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page.
+    """The open ports of a server, closed from the outside in. Implements `server.drain.DrainedPorts`.
 
-    Implements `server.drain.DrainedPorts`.
-
-    `access`: its access rules, if any. `audit`: the log of calls that change something, closed at the end.
+    `metrics`: engine metrics on the metrics page. `access`: access rules, if any. `audit`: the audit log, closed at the
+    end.
     """
 
     def __init__(
@@ -238,7 +237,7 @@ class Listeners:
         return f"; other calls: {' and '.join(ports)}" if ports else ""
 
     def _left_out_lines(self) -> Iterator[Family]:
-        """Yield the dropped lines of the logs that exist."""
+        """Yield the dropped lines of the enabled logs."""
         server, counts = self._server, {}
         with suppress(ModserveError):
             counts["server"] = server.logs.dropped
@@ -246,13 +245,13 @@ class Listeners:
             counts["access"] = server.access_log.lost
         if self._audit is not None:
             counts["audit"] = self._audit.dropped
-        if server.tracer.figures is None:  # which say it of spans
+        if server.tracer.figures is None:  # which reports dropped spans
             counts["trace"] = server.tracer.dropped
         rows = [(format_labels({"log": name}), count) for name, count in counts.items()]
         yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
 
     def _limits(self) -> Iterator[Family]:
-        """Families of what ends some day: memory, certificates, keys, and public keys that cannot be read any more."""
+        """Yield metrics of exhaustible resources: memory, certificates, keys, and unreadable public keys."""
         if (memory := container_memory()) is not None:
             text = "Memory that the container may use in bytes; 0: any"
             yield family("modserve_container_memory_limit_bytes", "gauge", text, [("", memory.limit)])
@@ -269,9 +268,9 @@ class Listeners:
             yield _times("modserve_key_set_read_timestamp_seconds", text, "issuer", authority.key_sets_read)
 
     async def start(self) -> Ports:
-        """Open every port. Raises PortError, which names all that are refused, or CertificateError.
+        """Open every port. Raises PortError, which names all refused ports, or CertificateError.
 
-        Those that other servers share take connections from `accept` on: until then, the others have all of them.
+        Ports shared with other servers accept connections only after `accept`; until then, the others get all of them.
         """
         listeners: dict[str, HttpListener | GrpcListener | None]
         listeners = {"HTTP": self._http, "gRPC": self._grpc, "metrics": self._metrics, "admin": self._admin}
@@ -295,7 +294,7 @@ class Listeners:
         return Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"), opened.get("admin"))
 
     async def accept(self) -> None:
-        """The models have loaded: take connections at all ports."""
+        """Accept connections at all ports, after the models have loaded."""
         for port in (self._http, self._grpc):
             if port is not None:
                 await port.accept()
@@ -303,7 +302,7 @@ class Listeners:
     async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
         """Drain the server unless a client has done so, unload, and close everything, metrics and admin last.
 
-        `shut_down` unloads in the given seconds; False, which is returned, if the time was too short.
+        `shut_down` unloads within the given seconds. Return False if the time was too short.
         """
         draining = self._server.draining
         drained_before = draining.over
@@ -318,9 +317,9 @@ class Listeners:
         return in_time
 
     async def retire(self, seconds: float, replaced: bool) -> None:
-        """Sequences that have begun may need new connections: while there are some, ports stay open for them.
+        """Stop accepting connections, but keep ports open while sequences go on, since these may need new connections.
 
-        Where other workers take HTTP connections, these pass on the requests of sequences.
+        If other workers accept HTTP connections, they forward requests of sequences.
         """
         loop = asyncio.get_running_loop()
         end, farewell = loop.time() + seconds, min(_FAREWELL, seconds)
@@ -333,11 +332,11 @@ class Listeners:
             if self._grpc and not keepers:
                 retiring.create_task(self._grpc.retire(farewell))
         ports = [port for port in (self._http, self._grpc) if port]
-        while any(port.arriving() for port in ports) and loop.time() < end:  # noqa: ASYNC110 - or each request would tell
+        while any(port.arriving() for port in ports) and loop.time() < end:  # noqa: ASYNC110 - or each request must notify
             await asyncio.sleep(_LOOK)
 
     async def finish(self, end: float) -> None:
-        """Let sequences that have begun go on until they end, and then end connections and streams."""
+        """Let begun sequences go on to their ends, and then end connections and streams."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
@@ -350,7 +349,7 @@ class Listeners:
             await self._grpc.finish(max(0.0, end - loop.time()))
 
     async def stop(self) -> None:
-        """Close whatever is open, at once."""
+        """Close all ports at once."""
         if self._access is not None:
             self._access.stop()
         if self._reporter is not None:
@@ -377,7 +376,7 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
 
 
 def guard_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
-    """Return the page of metrics, for callers that may read about all models, and health as at other ports."""
+    """Return the metrics page for callers that may read about all models, with health as at other ports."""
     from modserve.access.calls import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp
 

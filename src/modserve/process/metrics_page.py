@@ -1,8 +1,7 @@
-"""The metrics page of one process: what it is read from, and on which thread.
+"""The metrics page of one process: its sources and threads.
 
-The state of the server is read on the event loop, in less than a millisecond for hundreds of models. The counters of
-models are read, and all of it is written, on a thread: counters only grow, so that the page is right whichever moment
-each of them is read at.
+The state of the server is read on the event loop, in less than a millisecond for hundreds of models. Model counters are
+read, and the page is rendered, on a thread: counters only grow, so the page is right whenever each of them is read.
 """
 
 import asyncio
@@ -24,9 +23,8 @@ from modserve.settings import Settings
 
 
 class MetricsPage:
-    """`connections` and `responses` are those of the ports, by protocol; the latter by code. `endings` are those of
-    gRPC's connections, by reason.
-    """
+    """Metrics page. `connections` and `responses`: figures of the ports by protocol, the latter also by code.
+    `endings`: closed gRPC connections by reason."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class MetricsPage:
         self._one = asyncio.Lock()
 
     def counting(self) -> AbstractContextManager[None]:
-        """Return a context in which models count for summaries from their load on, if the page has any."""
+        """Return a context in which newly loaded models count for summaries, if the page has any."""
         return self._server.changes.listening(self._keep_summaries)
 
     def _keep_summaries(self) -> None:
@@ -69,14 +67,14 @@ class MetricsPage:
                 servable.statistics.keep_summaries()
 
     def has_exemplars(self) -> bool:
-        """True if the page has traces of requests to show, which only OpenMetrics can."""
+        """True if the page has exemplars with traces, which only OpenMetrics supports."""
         if self._server.tracer.on:
             return True
         statistics = [each.statistics for each in self._server.ready_models()]
         return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
 
     async def families(self, fine: bool = False) -> list[Family]:
-        """Return the families, on the event loop's thread, one page at a time. `fine`: with sketches of durations."""
+        """Return the families. On the event loop's thread, one page at a time. `fine`: with sketches of durations."""
         async with self._one:
             if self._about is None:
                 self._about = await asyncio.to_thread(_about)
@@ -132,7 +130,7 @@ class MetricsPage:
 
 
 def _about() -> tuple[str, Sequence[tuple[str, str, str]]]:
-    """Return the form that runs, and the installed engines, none of which is imported. Looks through many files."""
+    """Return the running form, and the installed engines, without importing them. Reads many files."""
     return form(), [
         (each.backend, each.library, each.version) for each in inventory() if each.installed and each.library
     ]

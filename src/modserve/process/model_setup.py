@@ -1,4 +1,4 @@
-"""The models of the settings: where they are, which load at the start, and how; for a server and for commands."""
+"""The models of the settings, for a server and for commands: location, loading at the start, loader options."""
 
 import logging
 import os
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class NamedFiles(NamedTuple):
-    """Files that the option model-file names."""
+    """Files named by the option model-file."""
 
     files: Mapping[str, StandaloneModel]
     directories: Mapping[str, Path]
-    """Directories of models."""
+    """Model directories."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class NamedFiles(NamedTuple):
 
 
 def read_named_files(settings: Settings) -> NamedFiles:
-    """Raises INVALID_ARG for what is no model, or no repository's model, and for a name that two models have."""
+    """Read the files. Raises INVALID_ARG for a path without a model or in a repository, and for a repeated name."""
     files: dict[str, StandaloneModel] = {}
     directories: dict[str, Path] = {}
     installed = BackendRegistry().names if settings.model_file else ()
@@ -104,20 +104,20 @@ def _announce(name: str, file: StandaloneModel) -> None:
 
 
 def models_to_load(settings: Settings) -> tuple[str, ...]:
-    """Return the models that mode explicit loads at the start: named by the options, one by one or by --load-model."""
+    """Return the models that mode explicit loads at the start: single models from options, and --load-model."""
     if settings.model_control_mode != "explicit" or ALL in settings.load_model:
         return settings.load_model
     return tuple(dict.fromkeys((*settings.load_model, *read_named_files(settings).names, *settings.python_model)))
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """Return the options of each of the backends `names`: its own, over those for all backends."""
+    """Return the options of each backend in `names`: its own, over the options for all backends."""
     by_backend = settings.backend_config
     return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
 def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> LoaderOptions:
-    """Return the options for loading models; `backends` are those that are installed."""
+    """Return the options for loading models; `backends`: installed backends."""
     return LoaderOptions(
         cores=cores,
         auto_complete=not settings.disable_auto_complete_config,

@@ -1,4 +1,4 @@
-"""Advice when the ports of a server are in use: the process there, and the command that starts on free ports."""
+"""Advice when the ports of a server are in use: the process there, and a command that starts on free ports."""
 
 import contextlib
 import http.client
@@ -12,16 +12,16 @@ from pathlib import Path
 from .ports import PortError, RefusedPort
 
 _STEP = 10
-"""Distance between a port in use and the next one tried, so that the three of a server stay together."""
+"""Distance between a port in use and the next one tried, so that a server's three ports stay together."""
 _ANSWER_SECONDS = 5.0
-"""A server that has just started imports what answers, which takes seconds on a busy machine."""
+"""Time limit for an answer. A server that has just started imports modules for it, which takes seconds if busy."""
 _SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "trace-config")
-"""Options whose values may hold a secret, which does not belong into a log."""
+"""Options with values that may be secret, and must not be logged."""
 
 
 def advice(error: PortError, words: Sequence[str]) -> str:
-    """Return the text of `error`; if ports are in use, with the server that answers there and the command line to start
-    next to it, which has the user's own `words` but for secrets."""
+    """Return the text of `error`. If ports are in use, it names the server there, and a command line to start next to
+    it: the user's own `words` without secrets."""
     refusals = error.refusals
     if not all(each.in_use for each in refusals):
         return str(error)
@@ -35,7 +35,7 @@ def advice(error: PortError, words: Sequence[str]) -> str:
 
 
 def command(words: Sequence[str]) -> str:
-    """Return the command line that starts a server with `words`, as this process was started; ``…`` hides secrets."""
+    """Return the command line that starts a server with `words` in this process's way; ``…`` hides secrets."""
     program = [_program(), "serve"]
     if program[0] != "modserve":
         program[:1] = [*program[:1], "-m", "modserve"]
@@ -55,12 +55,12 @@ def _format_word(word: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """True if an option, or the beginning of its name, is one of those with secrets."""
+    """True if an option, possibly abbreviated, may contain a secret."""
     return name.startswith("--") and any(each.startswith(name[2:].replace("_", "-")) for each in _SECRET)
 
 
 def _without_ports(words: Sequence[str], ports: Sequence[str]) -> Iterator[str]:
-    """Yield the words but for the options of `ports`; a secret's option and its value are one word."""
+    """Yield the words except the options of `ports`; a secret option and its value are one word."""
     replaced = {port.partition("=")[0] for port in ports}
     remaining = iter(words)
     for word in remaining:
@@ -95,7 +95,7 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def _modserve_at(refusal: RefusedPort) -> str:
-    """Return the URL of the modserve server that answers on an HTTP port; empty if none does."""
+    """Return the URL of the modserve server at an HTTP port; empty if there is none."""
     if refusal.name != "HTTP":
         return ""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(refusal.address, refusal.address)

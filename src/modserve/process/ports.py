@@ -1,4 +1,4 @@
-"""Checks whether ports can be opened, and explains why not."""
+"""Checks whether ports can be opened, and explains failures."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,7 @@ from modserve.resources.posix import owner
 
 @dataclass(frozen=True, slots=True)
 class RefusedPort:
-    """The port or Unix socket of the front end `name` that cannot be opened.
-
-    `user` names the process that has the port, if known.
-    """
+    """A port or Unix socket of the front end `name` that cannot be opened. `user`: the process using it, if known."""
 
     name: str
     address: str
@@ -48,13 +45,13 @@ class RefusedPort:
 
 
 def _option(name: str, address: str) -> str:
-    """Return the option by which another place is chosen."""
+    """Return the option that chooses another port or socket."""
     of_address = name == "admin" or unix_socket.path_of(address)
     return f"--{name.lower()}-{'address' if of_address else 'port'}"
 
 
 class PortError(Exception):
-    """Ports cannot be opened; the text says which, why, and which options change that."""
+    """Ports that cannot be opened; the text names them with reasons and the options that help."""
 
     def __init__(self, refusals: Sequence[RefusedPort]) -> None:
         super().__init__(_text(refusals))
@@ -71,7 +68,7 @@ def _text(refusals: Sequence[RefusedPort]) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return one or more words as a list in a sentence."""
+    """Return words as an enumeration in a sentence."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
@@ -96,7 +93,7 @@ _SOCKET_ADVICE = {
 
 @contextlib.contextmanager
 def opening(name: str, address: str, port: int) -> Iterator[None]:
-    """Raises PortError for the OSError with which a port, or a Unix socket, of the front end `name` is refused."""
+    """Convert the OSError of opening a port or Unix socket of the front end `name` to PortError."""
     try:
         yield
     except OSError as error:
@@ -112,19 +109,19 @@ def opening(name: str, address: str, port: int) -> Iterator[None]:
 
 
 class PortOpenings:
-    """Opens the ports of several front ends, so that one PortError names all that are refused."""
+    """Opens the ports of several front ends; a single PortError names all refused ones."""
 
     def __init__(self) -> None:
         self._refusals: list[RefusedPort] = []
 
     @property
     def failed(self) -> bool:
-        """True if a port was refused: the others are only probed from then on."""
+        """True if a port was refused; the others are then only probed."""
         return bool(self._refusals)
 
     @contextlib.contextmanager
     def opening(self, name: str, address: str, port: int) -> Iterator[None]:
-        """Open a port like the function of that name, but leave the error to `end`."""
+        """Open a port like the function `opening`, but defer the error to `end`."""
         try:
             with opening(name, address, port):
                 yield
@@ -132,15 +129,15 @@ class PortOpenings:
             self._refusals += error.refusals
 
     def end(self) -> None:
-        """Raises PortError if a port was refused."""
+        """Raise PortError if a port was refused."""
         if self._refusals:
             raise PortError(self._refusals)
 
 
 async def probe_port(address: str, port: int) -> None:
-    """See whether a port, or a Unix socket, can be opened for listening, without doing so. Raises OSError.
+    """Check that a port or Unix socket can be opened for listening, without doing so. Raises OSError.
 
-    Of a name's addresses those that this machine does not have may be left out, as long as one can be opened.
+    Addresses of a host name that this machine does not have are ignored if another one works.
     """
     if path := unix_socket.path_of(address):
         unix_socket.probe(path)

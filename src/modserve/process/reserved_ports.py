@@ -1,4 +1,4 @@
-"""The ports and Unix sockets that workers share, reserved before the first of them starts."""
+"""Ports and Unix sockets shared by workers, reserved before the first worker starts."""
 
 import errno
 import os
@@ -13,20 +13,20 @@ _BACKLOG = 2048
 
 
 class Reservation:
-    """Holds port numbers by sockets that are bound and do not listen, so that no connection ever comes to them.
+    """Reserves port numbers by sockets that are bound but do not listen, so that they never get connections.
 
-    Unix sockets listen: the workers inherit them, and a free one takes the connection.
+    Unix sockets listen: the workers inherit them, and a free one accepts the connection.
     """
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
         self.options: list[str] = []
-        """The options that say to a worker which ports it shares."""
+        """Options that tell a worker its shared ports."""
 
     def add(self, name: str, address: str, port: int, shared: bool) -> None:
-        """Reserve the port of the front end `name` on all addresses of a host's name. Raises PortError.
+        """Reserve the port of the front end `name` on all addresses of a host name. Raises PortError.
 
-        0 takes a free one. `shared`: other servers may have the port, too.
+        0 chooses a free port. `shared`: other servers may use the port, too.
         """
         if path := unix_socket.path_of(address):
             with opening(name, address, port):
@@ -44,7 +44,7 @@ class Reservation:
         self.options.append(RefusedPort(name, address, 0, "").option_with(number))
 
     def hand_over(self) -> list[int]:
-        """Return the sockets' descriptors, which stay open when this process becomes another program."""
+        """Return the sockets' descriptors, which stay open when this process executes another program."""
         descriptors = [each.detach() for each in self.sockets]
         self.sockets.clear()
         for descriptor in descriptors:
@@ -60,7 +60,7 @@ class Reservation:
 
 
 def reserve(settings: Settings) -> Reservation:
-    """Reserve the ports of every front end that is served. Raises PortError, which names all that are refused."""
+    """Reserve the ports of all enabled front ends. Raises PortError, which names all refused ones."""
     reservation = Reservation()
     openings = PortOpenings()
     try:
@@ -77,7 +77,7 @@ def reserve(settings: Settings) -> Reservation:
 def _bind(address: str, port: int, share: bool) -> list[socket.socket]:
     """Return a bound socket for each address of `address`, all with one number. Raises OSError.
 
-    Those that this machine does not have are left out, as long as there is one that it has.
+    Addresses that this machine does not have are ignored if there are others.
     """
     bound: list[socket.socket] = []
     places = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

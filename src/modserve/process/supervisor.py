@@ -1,19 +1,19 @@
 """The parent process of ``modserve serve --supervise`` and ``--workers N``: starts the servers and restarts them.
 
 Engines run native code in the server's process, so a fault in one of them ends the whole process, and no handler inside
-can prevent it. This process stays outside. It imports very little, so that little can go wrong in it. With several
-workers it reserves the ports by sockets that do not listen, and hands on Unix sockets that do. As process 1 of a
-container it also reaps orphans.
+can prevent it. This process stays outside, and imports very little, so that little can go wrong. With several workers
+it reserves the ports by sockets that do not listen, and passes on listening Unix sockets. As process 1 of a container
+it also reaps orphans.
 
-- A child that crashes is started again, with longer and longer delays while it keeps crashing.
+- A crashed child is restarted, with growing delays while it keeps crashing.
 - Several workers: a worker that ends normally while the server runs (after a SIGTERM to that worker) is replaced at
-  once. A worker that fails at its first start, before it has served, ends the server: another start would not help.
-- Several workers: the first SIGTERM or SIGINT drains them one after the other. Each gets its part of the grace period,
-  and the others serve meanwhile. Workers that still run at the end of the grace period are killed. If there is a notice
-  before, a file tells the first worker that all are to end; it tells the others that they are not ready.
-- A single server: a failed start or a normal end ends the supervisor too. The server keeps the grace period itself.
-- Every other signal that requests the end goes to all children at once. SIGHUP does, too, and ends none: they reopen
-  the log file, and so does this process. At a terminal, SIGHUP is that of a terminal which closes, and means SIGTERM.
+  once. A worker that fails at its first start, before it has served, ends the server: a restart would not help.
+- Several workers: the first SIGTERM or SIGINT drains them one after the other. Each gets its share of the grace period,
+  while the others serve. Workers still running at the end of the grace period are killed. With a notice, a file first
+  tells the first worker that all will end; it makes the others report that they are not ready.
+- A single server: a failed start or a normal end ends the supervisor too. The server itself keeps the grace period.
+- Every other signal that requests the end goes to all children at once. So does SIGHUP, without ending them: they
+  reopen the log file, and so does this process. On a terminal, SIGHUP means that it closes, and acts like SIGTERM.
 - SIGUSR1 goes to all children, which write the stacks of their threads. It ends none, and this process writes none.
 """
 
@@ -39,19 +39,18 @@ _log = logging.getLogger("modserve.supervisor")
 
 _ORDERLY = (signal.SIGTERM, signal.SIGINT)
 _BEFORE_IT_HEARS = 128 + signal.SIGTERM
-"""Exit code of a worker that gets SIGTERM while it still starts: it has nothing to finish."""
+"""Exit code of a worker that gets SIGTERM during its start: it has nothing to finish."""
 _LAST_WORDS_S = 0.5
-"""Time for a worker beyond the grace period, to report that it was too short."""
+"""Seconds for a worker after the grace period, to report that this was too short."""
 
 IDENTITY = "IDENTITY"
-"""Stands for a worker's identity in the command that starts it."""
+"""Placeholder for a worker's identity in the command that starts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`count` workers, which meet in `directory`. At the stop they are unready for `notice_s` seconds, and then have
-    `grace_s` seconds together.
-    """
+    """`count` workers with the common `directory`. At the stop they are not ready for `notice_s` seconds, and then
+    share `grace_s` seconds."""
 
     count: int
     grace_s: float
@@ -61,7 +60,7 @@ class Workers:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """State of a process that serves, as the supervisor knows it."""
+    """The supervisor's state of a serving process."""
 
     index: int
     pid: int | None = None
@@ -70,12 +69,12 @@ class Child:
     due_s: float | None = None
     """Time of its next start; None while it runs."""
     code: int = 0
-    """The exit code of its last end."""
+    """Last exit code."""
     back_off: BackOff = field(default_factory=BackOff)
 
 
 class Supervisor:
-    """The children, and what becomes of them. Knows processes only by `launch` and `send`, and no clock of its own."""
+    """State of the children, and decisions about them. Affects processes only by `launch` and `send`, has no clock."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Supervisor:
         send: Callable[[int, int], None] = os.kill,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `workers`, `command` is a server alone. `close`: from now on, no worker will take connections."""
+        """Without `workers`, `command` is a single server. `close`: called when no worker will accept connections."""
         self._command = command
         self._workers = workers
         self._launch = launch
@@ -95,12 +94,12 @@ class Supervisor:
         self.stopping = False
         self.code = 0
         self._waiting: list[Child] = []
-        """Processes that are still to be drained, after the one that is being drained."""
+        """Processes to drain after the current one."""
         self._draining: Child | None = None
         self._next_s = 0.0
         self._end_s: float | None = None
         self._patient = False
-        """A single signal has requested the end, which the workers reach in order."""
+        """True if a single signal has requested the end, and the workers end in order."""
         self._over_time = False
 
     @property
@@ -112,12 +111,12 @@ class Supervisor:
         return self.stopping and not self._running
 
     def begin(self, now_s: float) -> None:
-        """Start all. Raises OSError if the system gives no process."""
+        """Start all children. Raises OSError if the system cannot create a process."""
         for child in self._children:
             self._start(child, now_s)
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until `turn` has something to do; None if that takes a signal."""
+        """Return the seconds until the next action of `turn`; None if only a signal can cause one."""
         times = [child.due_s for child in self._children if child.due_s is not None and not self.stopping]
         if self._waiting:
             times.append(self._next_s)
@@ -126,7 +125,7 @@ class Supervisor:
         return max(0.0, min(times) - now_s) if times else None
 
     def turn(self, now_s: float) -> None:
-        """Do what is due at `now_s`."""
+        """Perform the actions due at `now_s`."""
         if not self.stopping:
             for child in self._children:
                 if child.due_s is not None and child.due_s <= now_s:
@@ -143,7 +142,7 @@ class Supervisor:
             self._send_all(signal.SIGKILL)
 
     def on_signal(self, number: int, now_s: float) -> None:
-        """A signal requests the end, or is one of `HARMLESS`."""
+        """Handle a signal that requests the end, or one of `HARMLESS`."""
         if number in HARMLESS:
             self._send_all(number)
             return
@@ -168,7 +167,7 @@ class Supervisor:
         self.stopping = True
 
     def on_end(self, pid: int, end: ExitStatus, now_s: float) -> None:
-        """A process has ended, which may be a child that serves."""
+        """Handle the end of a process, possibly a serving child."""
         child = next((each for each in self._children if each.pid == pid), None)
         if child is None:
             return
@@ -193,7 +192,7 @@ class Supervisor:
         _log.log(level, "%s, process %d, %s; starting it again %s", self._name(child), pid, end.text, when)
 
     def _is_final(self, child: Child, end: ExitStatus) -> bool:
-        """True if another start would not help."""
+        """True if a restart would not help."""
         if self._workers is None:
             return not end.crashed
         has_served = self._identity(child, self._workers).mark(child.index).exists()
@@ -216,26 +215,26 @@ class Supervisor:
     def _start_again(self, child: Child, now_s: float) -> None:
         try:
             self._start(child, now_s)
-        except OSError as error:  # out of processes or memory, which may pass
+        except OSError as error:  # temporarily out of processes or memory
             delay = max(1.0, child.back_off.delay(0.0))
             child.due_s = now_s + delay
             _log.error("cannot start %s: %s; trying again in %g s", self._name(child), error, delay)
 
     @staticmethod
     def _gives_notice(workers: Workers) -> bool:
-        """Have the workers say that they are not ready, if they are to; False if they do not."""
+        """Make the workers report that they are not ready, if configured; return False otherwise."""
         if not workers.notice_s:
             return False
         path = workers.directory / STOPPING
         try:
             path.touch()
-        except OSError as error:  # a full disk, for one
+        except OSError as error:  # such as a full disk
             _log.error("the stop begins without its notice of %g s: cannot write %s: %s", workers.notice_s, path, error)
             return False
         return True
 
     def _drain_next(self, now_s: float) -> None:
-        """Let the next worker finish what it has. One that takes long does not keep the others from ending in time."""
+        """Drain the next worker. A slow one does not keep the others from ending in time."""
         assert self._workers is not None, "a server alone is not drained: this is a bug"
         while self._waiting:
             child = self._draining = self._waiting.pop(0)
@@ -257,9 +256,9 @@ class Supervisor:
 
 
 def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: None) -> int:
-    """Run the children until there is nothing more to run. Returns the exit code: 0 if all have ended in order.
+    """Run the children until none is left to run. Return the exit code: 0 if all ended in order.
 
-    Calls `on_hang_up` at SIGHUP, which the children get, too. If SIGHUP was not ignored before, it means SIGTERM.
+    Calls `on_hang_up` at SIGHUP, which the children get, too. Unless SIGHUP was ignored before, it means SIGTERM.
     """
     of_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     signals = Signals()
@@ -285,9 +284,9 @@ def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: N
 def arguments(
     logs: LogSettings, command: Sequence[str], workers: Workers | None = None, descriptors: Sequence[int] = ()
 ) -> list[str]:
-    """Return the command line, behind the interpreter's name, of the process that supervises `command`.
+    """Return the arguments after the interpreter's name for a process that supervises `command`.
 
-    `descriptors` are those of the sockets that hold the workers' ports, and of their Unix sockets.
+    `descriptors`: sockets that hold the workers' ports, and their Unix sockets.
     """
     of_workers = (
         ["0", "", "", ""]
@@ -299,7 +298,7 @@ def arguments(
 
 
 def main() -> int:
-    """Supervises what this process's arguments say, which `arguments` made."""
+    """Supervise according to this process's arguments, made by `arguments`."""
     log_format, log_file, count, grace, notice, directory, numbers, *command = sys.argv[1:]
     workers = Workers(int(count), float(grace), Path(directory), float(notice)) if directory else None
     held = HeldSockets([int(descriptor) for descriptor in filter(None, numbers.split(","))])
@@ -322,7 +321,7 @@ def main() -> int:
 
 
 class HeldSockets:
-    """Sockets held for workers, which inherit the listening Unix sockets but not those that hold a port's number."""
+    """Sockets held for workers, which inherit the listening Unix sockets, but not the sockets that reserve a port."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -333,7 +332,7 @@ class HeldSockets:
             each.set_inheritable(False)
 
     def close(self) -> None:
-        """Remove the Unix sockets, once the workers have closed theirs. May be called again."""
+        """Remove the Unix sockets, once the workers have closed theirs. Idempotent."""
         for file in self._files:
             file.remove()
         for each in self._unix:

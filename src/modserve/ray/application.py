@@ -1,4 +1,4 @@
-"""`app`: the Ray Serve application, and what Ray is told of it."""
+"""`app`: the Ray Serve application, and its options for Ray."""
 
 import os
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from modserve.settings import Settings
 NAME = "modserve"
 """Name of the deployment, and by default of the application."""
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-"""The variable of Ray that puts HAProxy, which knows nothing of sequences, in the place of its proxies."""
+"""Ray's variable for using HAProxy, which does not support sequences, instead of its own proxies."""
 SERVICERS = "modserve.ray.servicers.add_services"
 """Import path of the services for Ray's gRPC proxies."""
 _MOST_CALLS = 10_000
-"""Calls that Ray may send to a replica at a time: modserve has queues and limits of its own."""
+"""Maximum concurrent calls that Ray sends to a replica: modserve has its own queues and limits."""
 
 
 def app(
@@ -29,21 +29,21 @@ def app(
     revision: str = "",
     **serve_options: Any,
 ) -> Any:
-    """A Ray Serve application whose replicas serve the models: ``serve.run(modserve.ray.app("s3://bucket/models"))``.
+    """Return a Ray Serve application with replicas that serve models:
+    ``serve.run(modserve.ray.app("s3://bucket/models"))``.
 
-    `model_repository` has to be readable on every node. `serve_options` are keywords of `modserve.Settings`, without
-    those of ports. `deployment` are options of Ray's ``serve.deployment``: ``num_replicas``, ``ray_actor_options``,
-    ``autoscaling_config`` and so on; with an autoscaling configuration that has no policy, there are as many replicas
-    as keep the pending requests of each at `target_pending`. Another `revision`, any text, replaces the replicas of an
-    application that runs, one after the other.
+    `model_repository` must be readable on every node. `serve_options`: keywords of `modserve.Settings`, except for
+    ports. `deployment`: options of Ray's ``serve.deployment`` such as ``num_replicas``, ``ray_actor_options`` and
+    ``autoscaling_config``; an autoscaling configuration without a policy keeps the pending requests of each replica at
+    `target_pending`. Another `revision`, any text, replaces the replicas of a running application one after the other.
 
-    Raises `ModserveError` if Ray is not installed, or for an option that has no effect here.
+    Raises `ModserveError` if Ray is not installed, or for an option without effect here.
     """
     return bind(make_settings(model_repository, serve_options), target_pending, deployment or {}, revision)
 
 
 def bind(settings: Settings, target_pending: float, deployment: Mapping[str, Any], revision: str) -> Any:
-    """Return the application of settings from `make_settings`. Raises `ModserveError` as `app` does."""
+    """Return the application for settings from `make_settings`. Raises `ModserveError` like `app`."""
     if target_pending <= 0:
         raise invalid(f"target_pending is {target_pending}, expected a number above 0")
     options = deployment_options(dict(deployment), target_pending)
@@ -60,7 +60,7 @@ def build(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_installed() -> None:
-    """Raises UNSUPPORTED where Ray Serve is not installed."""
+    """Raise UNSUPPORTED if Ray Serve is not installed."""
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
@@ -68,7 +68,7 @@ def check_installed() -> None:
 
 
 def make_settings(model_repository: str | Path, serve_options: Mapping[str, Any]) -> Settings:
-    """Return the settings of each replica. Raises INVALID_ARG for those that only a server with its own ports has."""
+    """Return the settings of each replica. Raises INVALID_ARG for settings that need a server's own ports."""
     options = dict(serve_options)
     if model_repository:
         options["model_repository"] = model_repository
@@ -90,7 +90,7 @@ def check_settings(settings: Settings) -> Settings:
 
 
 def deployment_options(options: dict[str, Any], target_pending: float) -> dict[str, Any]:
-    """Add modserve's options to those of Ray's deployment. Raises INVALID_ARG for those that modserve decides."""
+    """Add modserve's options to Ray's deployment options. Raises INVALID_ARG for options that modserve sets itself."""
     for name in ("request_router_config", "deployment_actors"):
         if name in options:
             raise invalid(
@@ -103,5 +103,5 @@ def deployment_options(options: dict[str, Any], target_pending: float) -> dict[s
             "policy_kwargs": {"target_pending": target_pending},
         }
         options["autoscaling_config"] = {**scaling, "policy": policy}
-    # Ray would log each call; modserve has an access log of its own.
+    # Instead of Ray's log of each call: modserve has its own access log.
     return {"max_ongoing_requests": _MOST_CALLS, "logging_config": {"enable_access_log": False}, **options}

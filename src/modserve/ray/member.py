@@ -1,4 +1,4 @@
-"""Cooperation of a replica's server with the others."""
+"""Cooperation of a replica's server with other replicas."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ class ReplicaMember:
     """Implements `server.member.ServerMember`."""
 
     def __init__(self, peers: ReplicaSet, routes: SequenceRoutes | None) -> None:
-        """`routes`: None where Ray cannot tell whose a sequence is."""
-        self.count = 1  # each replica has a process, and its resources, of its own
+        """`routes`: None if Ray cannot determine the owner of a sequence."""
+        self.count = 1  # each replica has its own process and resources
         self.place = 0, 1
         self._peers = peers
         self._routes = routes
@@ -33,7 +33,7 @@ class ReplicaMember:
         return EngineControl(own, _REFUSED)
 
     def trace(self, settings: TraceSettings) -> TraceSettings:
-        """Each replica writes files of its own: those of one node would overwrite each other's."""
+        """Return settings with a file of the replica's own: replicas on one node would overwrite each other's."""
         return replace(settings, file=f"{settings.file}.replica-{self._peers.name}") if settings.file else settings
 
     def roll_back_elsewhere(self, rollback: RouteRollback) -> None:

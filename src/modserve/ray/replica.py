@@ -1,4 +1,4 @@
-"""The class of the deployment: a server in the process of a Ray replica."""
+"""The deployment's class: a server in the process of a Ray replica."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -36,16 +36,16 @@ from .servicers import SERVICES
 from .sessions import list_replicas
 
 _MOST_WAITING = 1000
-"""Calls of the ledger that may wait: those of replicas that start, and changes of clients."""
+"""Maximum waiting calls of the ledger: by starting replicas, and for changes by clients."""
 
 
 class Replica:
-    """A server that Ray's proxies call, and the other replicas. Public methods are those that Ray or they call."""
+    """A server called by Ray's proxies and other replicas, through its public methods."""
 
     async def __init__(self, settings: Settings, revision: str = "", sticky: bool = True) -> None:  # type: ignore[misc]
-        """`revision` makes another deployment of the same settings; `sticky`: calls of a session have one replica.
+        """`revision`: distinguishes deployments with the same settings. `sticky`: calls of a session go to one replica.
 
-        Raises for models, as `exit_on_error` says.
+        Raises for failed models according to `exit_on_error`.
         """
         context = serve.get_replica_context()
         name, place = context.replica_id.unique_id, (context.deployment, context.app_name)
@@ -86,7 +86,7 @@ class Replica:
         return without_lifespan(self._http)
 
     async def __del__(self) -> None:
-        """Ray calls it when the replica has finished its calls."""
+        """Shut down; Ray calls this when the replica has finished its calls."""
         self._stop_streams()
         self._calls.stop()
         self._following.cancel()
@@ -95,7 +95,7 @@ class Replica:
         await self._server.shut_down()
 
     def check_health(self) -> None:
-        """Ray replaces a replica that raises here."""
+        """Check the server; Ray replaces a replica that raises here."""
         if not self._server.live:
             raise RuntimeError("the server has stopped")
 
@@ -138,7 +138,7 @@ for _service, _methods in SERVICES:
 
 
 class LedgerActor(Ledger):
-    """The ledger of the deployment whose actor it is."""
+    """The ledger of a deployment, as its actor."""
 
     def __init__(self) -> None:
         context = serve.get_deployment_actor_context()
@@ -146,9 +146,9 @@ class LedgerActor(Ledger):
 
 
 def deployment_class(sticky: bool) -> Any:
-    """Return the deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
+    """Return the deployment with its HTTP application, router, and the actor that numbers changes.
 
-    Only with a router of its own is it `sticky`, which Ray does not take in HAProxy mode.
+    Only with its own router it is `sticky`; Ray does not use that in HAProxy mode.
     """
     router = {"request_router_config": RequestRouterConfig(request_router_class=SessionRouter)} if sticky else {}
     options = {"num_cpus": 0, "max_concurrency": _MOST_WAITING}

@@ -1,8 +1,8 @@
-"""Sequences on several replicas: requests go to the replica that has theirs, wherever they arrive.
+"""Sequences on several replicas: each request goes to the replica that has its sequence, wherever it arrives.
 
-Where a sequence begins follows from its name and the replicas that there are (`sessions.owner`). Once there are more of
-them, that may be another one, which then asks who has the sequence and sends the request there: it stays where it
-began. A sequence's requests are sent one after the other, so that they stay in the order in which they came.
+A sequence's name and the current replicas determine where it begins (`sessions.owner`). After new replicas have joined,
+that may be another replica, which then asks who has the sequence and forwards the request: a sequence stays where it
+began. Its requests are sent one after the other, so that they keep their order.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from modserve.workers import inference, values
 from .sessions import candidates, direct, session_id
 
 _HERE: ContextVar[bool] = ContextVar("here", default=False)
-"""The request has come to the replica that has its sequence."""
+"""True if the request has reached the replica that has its sequence."""
 
 
 class SequenceSender(Protocol):
-    """Sender of requests to the replica of a session; yields True for the last outcome, and its bytes."""
+    """Sends requests to the replica of a session; yields outcomes as bytes, with True for the last one."""
 
     def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]: ...
 
 
 class NearSender:
-    """Implements `SequenceSender`: what is for this replica does not go through Ray.
+    """Implements `SequenceSender`: requests for this replica bypass Ray.
 
-    That takes less time. And a replica of Ray 2.60 that calls itself waits for ever in one of some thousand calls.
+    That is faster, and in Ray 2.60 a replica that calls itself deadlocks in roughly one of 1,000 calls.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class NearSender:
         own: Callable[[bytes], AsyncIterator[tuple[bool, bytes]]],
         others: SequenceSender,
     ) -> None:
-        """`replicas` has the names of those that there are; it is empty if they are unknown. `own`: as `receive`."""
+        """`replicas`: returns names of current replicas; empty if unknown. `own`: like `receive`."""
         self._name = name
         self._replicas = replicas
         self._own, self._others = own, others
@@ -67,15 +67,15 @@ class HolderSearch(Protocol):
 
 
 class SequenceRoutes:
-    """The requests of sequences that have come here, on their way to their replicas."""
+    """Forwards requests of sequences that arrive here to their replicas."""
 
     def __init__(self, sender: SequenceSender) -> None:
         self._sender = sender
         self._last: dict[str, asyncio.Task[None]] = {}
-        """The task of the last request of each session that has not come to its end."""
+        """Task of the last unfinished request of each session."""
 
     def forward(self, session: str, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """Submit like `Servable.submit`, at another replica or, by the same path, at this one."""
+        """Submit like `Servable.submit`, on another replica or, by the same path, on this one."""
         patience_ns = max(1, request.deadline_ns - time.monotonic_ns()) if request.deadline_ns else 0
         data = values.dumps((patience_ns, inference.write_request(request)))
         inflight = Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
@@ -109,10 +109,10 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 class SessionModel(ModelWrapper):
-    """A model with sequences, of which other replicas have their part."""
+    """A model with sequences that are distributed over replicas."""
 
     def __init__(self, servable: Servable, routes: SequenceRoutes | None) -> None:
-        """`routes`: None where the owners of sequences are unknown; requests of sequences are refused there."""
+        """`routes`: None if owners of sequences are unknown; requests of sequences are then refused."""
         super().__init__(servable)
         self._routes = routes
 
@@ -122,7 +122,7 @@ class SessionModel(ModelWrapper):
         try:
             member = membership(request)
         except ModserveError:
-            return self._servable.submit(request, sink, now_ns)  # which refuses it
+            return self._servable.submit(request, sink, now_ns)  # the model refuses the request
         if not member.id:
             return self._servable.submit(request, sink, now_ns)
         if self._routes is None:
@@ -145,7 +145,7 @@ class SessionModel(ModelWrapper):
 
 
 class _OutcomeSink:
-    """Implements `core.requests.response.ResponseSink`: hands outcomes to the generator that sends them back."""
+    """Implements `core.requests.response.ResponseSink`: passes outcomes to the generator that returns them."""
 
     def __init__(self) -> None:
         self.outcomes: asyncio.Queue[tuple[bool, bytes]] = asyncio.Queue()
@@ -160,7 +160,7 @@ class _OutcomeSink:
 
 
 def holds(server: LocalServer, model: str, version: int | None, key: SequenceKey) -> bool:
-    """True if the sequence has begun in this server and goes on."""
+    """True if the sequence has begun on this server and is not finished."""
     try:
         servable = server.model(model, version)
     except ModserveError:
@@ -171,7 +171,7 @@ def holds(server: LocalServer, model: str, version: int | None, key: SequenceKey
 async def receive(
     server: LocalServer, data: bytes, others: HolderSearch, sender: SequenceSender
 ) -> AsyncGenerator[tuple[bool, bytes]]:
-    """Serve a request of a sequence that another replica has sent here; the outcomes, as `SequenceSender` has them."""
+    """Serve a request of a sequence, sent by another replica; yields outcomes like `SequenceSender`."""
     now_ns = time.monotonic_ns()
     patience_ns, message = values.loads(data)
     request = inference.read_request(message, now_ns + patience_ns if patience_ns else 0)
@@ -200,7 +200,7 @@ async def receive(
 
 
 async def _holder_elsewhere(server: LocalServer, request: InferenceRequest, others: HolderSearch) -> str:
-    """The replica that has the sequence of a request which begins none, if that is not this one. Raises INVALID_ARG."""
+    """Return the other replica that has the sequence of a request, unless it begins one. Raises INVALID_ARG."""
     member, name, version = membership(request), request.model_name, request.version
     if member.start or holds(server, name, version, member.key):
         return ""

@@ -1,4 +1,4 @@
-"""Assignment of sequences and models to replicas: the same for all observers of the same replicas."""
+"""Assignment of sequences and models to replicas; all observers of the same replicas agree on it."""
 
 import hashlib
 import random
@@ -8,43 +8,43 @@ from modserve.core.requests.sequence import SequenceKey
 
 
 def session_id(model: str, key: SequenceKey) -> str:
-    """Return a sequence in Ray's words. Ids that are texts have nothing to do with those that are numbers."""
+    """Return Ray's session id of a sequence. Text ids never equal numeric ids."""
     tenant, id = key if isinstance(key, tuple) else ("", key)
     return f"{model}\0{type(id).__name__}\0{id}\0{tenant}"
 
 
 _DIRECT = "\0"
-"""Prefix of sessions that are only the name of a replica."""
+"""Prefix of sessions that consist of a replica's name only."""
 _known: frozenset[str] = frozenset()
 MODEL_HOMES = 2
-"""Replicas that get the requests of a model which clients name to Ray."""
+"""Number of replicas for the requests of a model, if clients name the model to Ray."""
 
 
 def learn(replicas: Iterable[str]) -> None:
-    """These replicas there are. A process calls those of one deployment."""
+    """Set the current replicas of the one deployment that this process calls."""
     global _known
     _known = frozenset(replicas)
 
 
 def list_replicas() -> frozenset[str]:
-    """Return the replicas that there are, as this process has heard last; none as long as it has not heard."""
+    """Return the replicas last reported to this process; none before the first report."""
     return _known
 
 
 def direct(replica: str) -> str:
-    """Return the session of calls for one replica."""
+    """Return the session for calls to one replica."""
     return f"{_DIRECT}{replica}"
 
 
 def owner(session: str, replicas: Iterable[str]) -> str:
-    """Return a session's replica, by name. When a replica comes or goes, only its own sessions move."""
+    """Return the name of a session's replica. When a replica comes or goes, only its own sessions move."""
     return max(replicas, key=lambda name: _weight(session, name))
 
 
 def candidates(session: str, model: str, replicas: Collection[str]) -> list[str]:
-    """The replicas of which the less busy one gets a call, by their names: that of the session; or those of the model.
+    """Return the names of the replicas of which the less busy one gets a call: the session's, or the model's.
 
-    Without either, two of them by chance.
+    Without a session or model, two random replicas.
     """
     if session:
         name = session.removeprefix(_DIRECT)

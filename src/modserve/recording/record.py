@@ -1,13 +1,13 @@
-"""A recorded request with its outcomes, and the lines of JSON that files have of them.
+"""A recorded request with its outcomes, and its JSON line in a file.
 
 The first line of a file is its head; every other line is one request. A line is complete if it ends with a newline.
-Numbers are the protocol's raw form in base64, exact to the last bit; BYTES tensors are texts where they can be.
+Numbers are the protocol's raw form in base64, exact to the last bit; BYTES tensors are strings where possible.
 
-The files of recorded requests: ``FOLDER/<model>/<time of its first request>-w<worker>.jsonl``.
+Files of recorded requests: ``FOLDER/<model>/<time of its first request>-w<worker>.jsonl``.
 
-All files together have a limit of bytes: the oldest go first, regardless of the model. A file is opened for
-each line, so that one that was removed or moved away is no trouble. A line that cannot be written as a whole is taken
-back. What an earlier server process has left counts, and goes first.
+All files together have a size limit: the oldest are deleted first, regardless of the model. A file is opened for each
+line, so that it may be removed or moved away. A partly written line is truncated again. Files of earlier server
+processes count, and are deleted first.
 """
 
 import json
@@ -33,20 +33,20 @@ from modserve.core.tensors.tensor import Shape, Tensor, TruncatedError, encode_e
 FORMAT: Final = 1
 _KEY: Final = "modserve_record"
 _PIECE: Final = 3 * 64 * 1024
-"""Bytes that are encoded in one go, in which no other thread runs; base64 makes 4 characters of each 3."""
+"""Bytes encoded at a time, while no other thread runs; base64 turns 3 bytes into 4 characters."""
 _MOST_TEXT: Final = 1024 * 1024
-"""Bytes of the longest BYTES tensor that is written as texts."""
+"""Maximum size in bytes of a BYTES tensor written as strings."""
 
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 class FormatError(ValueError):
-    """A line is no record, or of another format. The text says what is wrong."""
+    """A line that is not a record, or has another format. The text has the reason."""
 
 
 class RecordedTensor(NamedTuple):
-    """`content` is None if the tensor is redacted."""
+    """A recorded tensor. `content` is None if it is redacted."""
 
     datatype: Datatype
     shape: Shape
@@ -54,7 +54,7 @@ class RecordedTensor(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """True if the content agrees with datatype and shape. Inputs of requests that were refused may be anything."""
+        """True if the content agrees with datatype and shape. Inputs of refused requests may contain anything."""
         if self.datatype is dtypes.INVALID or any(size < 0 for size in self.shape):
             return False
         count = math.prod(self.shape)
@@ -70,10 +70,10 @@ class RecordedTensor(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RecordedOutcome:
-    """A response, a failure (`code` and `message`), or neither: the end of responses that comes without one."""
+    """A response, a failure (`code` and `message`), or neither for an end without a response."""
 
     after_us: float
-    """Since the request arrived."""
+    """Microseconds since the arrival of the request."""
     version: int | None = None
     outputs: Mapping[str, RecordedTensor] | None = None
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
@@ -83,10 +83,11 @@ class RecordedOutcome:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """`number` counts the sampled requests of a model in one server process, also those that are not in a file.
+    """A recorded request. `number` counts the sampled requests of a model in one server process, including unrecorded
+    ones.
 
-    `at_us` is when the request arrived, in microseconds since the epoch. `left_out` names parameters that may have been
-    headers. `cut`: not all of the outcomes are here.
+    `at_us`: arrival, in microseconds since the epoch. `left_out`: names of omitted parameters that may have been
+    headers. `cut`: outcomes are missing.
     """
 
     model: str
@@ -106,7 +107,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """`run` tells server processes apart."""
+    """Head of a file. `run` distinguishes server processes."""
 
     model: str
     run: str
@@ -121,7 +122,7 @@ def head_line(head: FileHead) -> bytes:
 
 
 def encode(record: RequestRecord) -> Iterator[bytes]:
-    """Yield the line of a record, in pieces."""
+    """Yield the line of a record in pieces."""
     head: dict[str, Any] = {"n": record.number, "at": _timestamp(record.at_us), "version": record.version}
     for key, value in (
         ("id", record.id),
@@ -183,7 +184,7 @@ def _texts(tensor: Tensor) -> list[str] | None:
         return None
     try:
         return [element.decode() for element in tensor.array.reshape(-1).tolist()]
-    except ValueError:  # it is no UTF-8, or not what its shape says
+    except ValueError:  # not UTF-8, or inconsistent with its shape
         return None
 
 
@@ -200,7 +201,7 @@ def _timestamp(us: int) -> str:
 
 
 def read_head(line: bytes) -> FileHead:
-    """Raises FormatError."""
+    """Parse the head of a file. Raises FormatError."""
     document = _loads(line)
     if _KEY not in document:
         raise FormatError(f"it does not begin with a line that has '{_KEY}': it is no file of '--record'")
@@ -210,7 +211,7 @@ def read_head(line: bytes) -> FileHead:
 
 
 def decode(line: bytes, model: str) -> RequestRecord:
-    """Return the record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
+    """Parse a line in a file of `model`, with checks of its outputs. Raises FormatError."""
     document = _loads(line)
     try:
         return RequestRecord(
@@ -274,18 +275,18 @@ def _loads(line: bytes) -> Mapping[str, Any]:
 ENDING: Final = ".jsonl"
 _LARGEST_FILE: Final = 64 * 1024 * 1024
 _FILES: Final = 8
-"""Minimum number of files within the size limit: when the oldest is deleted, the others stay."""
+"""Minimum number of files within the size limit: deleting the oldest one keeps the others."""
 _PART: Final = 64 * 1024
-"""Bytes that are written at a time, or a bit more."""
+"""Approximate bytes per write."""
 _NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-w([0-9]+)\.jsonl")
 
 
 class LongLineError(Exception):
-    """A line is longer than all files together may be."""
+    """A line longer than the limit for all files."""
 
 
 class RecordFolder:
-    """Used by one thread at a time. `size` bounds the files of this process, which is number `worker` of `workers`."""
+    """Folder of recordings, for one thread at a time. `size`: limit of this process, number `worker` of `workers`."""
 
     def __init__(self, place: Path, size: int, run: str, server: str, worker: int = 0, workers: int = 1) -> None:
         self._place = place
@@ -296,30 +297,30 @@ class RecordFolder:
         self._workers = workers
         self._largest = min(_LARGEST_FILE, size // _FILES)
         self._files: dict[Path, int] = {}
-        """The bytes of each file, the oldest first."""
+        """Size of each file in bytes, oldest first."""
         self._current: dict[str, Path] = {}
         self.size = 0
-        """Bytes of all files."""
+        """Size of all files in bytes."""
 
     def open(self) -> None:
-        """Make the folder, for its owner only, and look for earlier files. Raises OSError if it cannot be written."""
+        """Create the folder for its owner only, and list existing files. Raises OSError if it is not writable."""
         self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(self._place, os.W_OK | os.X_OK):
             raise PermissionError(f"no permission to write to {self._place}")
         for path in sorted(self._place.glob(f"*/*{ENDING}"), key=lambda path: path.name):
             match = _NAME.fullmatch(path.name)
             if match is not None and self._owns(int(match[1])):
-                with suppress(OSError):  # another process has removed it
+                with suppress(OSError):  # removed by another process
                     self._files[path] = path.stat().st_size
         self.size = sum(self._files.values())
         self._make_room(0)
 
     def _owns(self, worker: int) -> bool:
-        """Counts of workers that are gone belong to the first one."""
+        """True if a worker's files count for this process. Files of removed workers belong to the first one."""
         return worker == self._worker or (not self._worker and worker >= self._workers)
 
     def add(self, model: str, at_us: int, parts: Sequence[bytes]) -> None:
-        """Append a line to the newest file of a model. Raises OSError, or LongLineError; nothing is written then."""
+        """Append a line to the newest file of a model. Raises OSError or LongLineError without writing anything."""
         path, size = self._current.get(model), sum(map(len, parts))
         if path is not None and (path not in self._files or self._files[path] + size > self._largest):
             path = None
@@ -331,7 +332,7 @@ class RecordFolder:
         self._current[model] = path
 
     def _append(self, path: Path, size: int, parts: Sequence[bytes], flags: int) -> bool:
-        """False if the file is no longer there."""
+        """Append to a file; return False if the file no longer exists."""
         if size > self._most:
             raise LongLineError
         self._make_room(size)
@@ -371,12 +372,12 @@ class RecordFolder:
             oldest = next(iter(self._files))
             self.size -= self._files.pop(oldest)
             oldest.unlink(missing_ok=True)
-            with suppress(OSError):  # it has other files
+            with suppress(OSError):  # other files are left
                 oldest.parent.rmdir()
 
 
 def folder_name(model: str) -> str:
-    """Return the folder's name for a model's files, with what is special in paths replaced."""
+    """Return the folder name for a model's files, with special characters of paths replaced."""
     return quote(model, safe=" ").replace(".", "%2E") if model.strip(".") == "" else quote(model, safe=" ")
 
 
@@ -394,7 +395,7 @@ def _join(parts: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _write(file: int, parts: Sequence[bytes]) -> None:
-    """Write all of it, or nothing. Raises OSError."""
+    """Write everything or nothing. Raises OSError."""
     start = os.lseek(file, 0, os.SEEK_END)
     try:
         for part in _join(parts):

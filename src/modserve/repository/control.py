@@ -1,4 +1,4 @@
-"""Selection of the models to serve: by the start, polling and explicit calls; the manager carries it out."""
+"""Selection of the models to serve, by start-up, polling and explicit calls; the manager carries it out."""
 
 import asyncio
 import dataclasses
@@ -33,26 +33,26 @@ SeenT = TypeVar("SeenT")
 
 class ControlMode(enum.Enum):
     NONE = "none"
-    """Loading of all models at the start, and of no others later."""
+    """Load all models at the start, and no others later."""
     EXPLICIT = "explicit"
-    """Loading of some models at the start, and of others when a client requests them."""
+    """Load some models at the start, and others when a client requests them."""
     POLL = "poll"
-    """Loading of all models at the start, and scans of the repositories for changes."""
+    """Load all models at the start, and scan the repositories for changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
     mode: ControlMode = ControlMode.NONE
     load: tuple[str, ...] = ()
-    """Models to load at the start in mode explicit; `ALL` alone stands for all."""
+    """Models to load at the start in mode explicit; `ALL` alone means all."""
     poll_seconds: float = 15
-    """Time between two scans in mode poll; 0 for never."""
+    """Seconds between scans in mode poll; 0 for no scans."""
 
 
 class ModelControl:
-    """The models that a server should serve. Lives on the event loop's thread.
+    """The models that a server should serve. On the event loop's thread.
 
-    Its tasks, which are the polling and the operations of clients, end in `stop`.
+    Its tasks, polling and clients' operations, end in `stop`.
     """
 
     def __init__(self, manager: ModelManager, repositories: Sequence[Repository], options: ControlOptions) -> None:
@@ -63,17 +63,17 @@ class ModelControl:
         self._targets: dict[str, Blueprint] = {}
         """Blueprints of the models to serve."""
         self._by_name: set[str] = set()
-        """Models that a client requested by name, or by requesting all."""
+        """Models that a client requested, by name or all at once."""
         self._seen: dict[str, Listing | None] = {}
-        """Listings of the latest poll; None for a model to scan again."""
+        """Listings of the last poll; None for a model to scan again."""
         self.outages = Outages()
         self._keeping = asyncio.Lock()
         self._table.routings.keep = self._keep_soon
         self._tasks = Background("model_control")
         self._keeps = Background("rollback")
-        """Writes of what was rolled back."""
+        """Pending writes of rollbacks."""
         self.waiting: tuple[str, ...] = ()
-        """The models that were in the repositories at the start and were not loaded then."""
+        """Models that were in the repositories but not loaded at the start."""
 
     def __repr__(self) -> str:
         return f"ModelControl({self._options.mode.value}, {len(self._targets)} models wanted)"
@@ -83,7 +83,7 @@ class ModelControl:
         return self._options.mode
 
     async def start(self) -> None:
-        """Load what is to be loaded at the start, then poll. Raises INVALID_ARG for an unreadable repository."""
+        """Load the initial models, then poll. Raises INVALID_ARG for an unreadable repository."""
         self._table.expect(None)
         try:
             await self._start()
@@ -131,13 +131,13 @@ class ModelControl:
             _log.info("not loaded until requested by a call or --load-model: %s", names)
 
     async def finish(self) -> None:
-        """End polling and the operations of clients, and return when nothing is in flight."""
+        """End polling and clients' operations, and return when nothing is in flight."""
         await self._tasks.cancel()
         await self._manager.finish()
         await self._keeps.settle()
 
     async def stop(self) -> None:
-        """Finish as `finish` does, and then unload everything."""
+        """Finish like `finish`, and then unload everything."""
         await self.finish()
         self._targets.clear()
         await self._manager.reconcile(self._targets)
@@ -145,7 +145,7 @@ class ModelControl:
     # Explicit calls
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model as `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
+        """Load a model like `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
         self._check_explicit()
         overrides.check_model_name(name)
         if files and config is None:
@@ -153,7 +153,7 @@ class ModelControl:
         await self._operate(self._load(name, config, files or {}))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Unload a model as `Server.unload_model`, after the operations on the model that have begun."""
+        """Unload a model like `Server.unload_model`, after the operations on it that have begun."""
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
 
@@ -183,7 +183,7 @@ class ModelControl:
             and listing.same_files(former.listing)
             and (former.listing.config is not None or listing.rolled_back == former.listing.rolled_back)
         ):
-            target = former  # also with the configuration that came with it
+            target = former  # including its configuration
         else:
             target = (await self._manager.inspect([listing]))[name]
         self._targets[name] = target
@@ -208,16 +208,16 @@ class ModelControl:
             self._targets.pop(gone, None)
 
     async def _composing(self, targets: Mapping[str, Blueprint]) -> dict[str, Blueprint]:
-        """Return the other models to load for these: all existing ones that they are made of, directly or not.
+        """Return the other models to load for these: all existing models that they consist of, directly or indirectly.
 
-        A model that was loaded with a configuration or files of its own stays as it is.
+        A model loaded with its own configuration or files stays unchanged.
         """
         composing: dict[str, Blueprint] = {}
         needs = {need for target in targets.values() for need in target.needs}
         while needs := {need for need in needs - targets.keys() - composing.keys() if not self._is_overridden(need)}:
             try:
                 present = await self._look(partial(scan, self._repositories, needs))
-            except ModserveError:  # the load says what is missing
+            except ModserveError:  # the load reports what is missing
                 break
             self._recall(present.models.values())
             blueprints = await self._manager.inspect(present.models.values())
@@ -235,16 +235,16 @@ class ModelControl:
     def _check_explicit(self) -> None:
         mode = self._options.mode
         if mode is not ControlMode.EXPLICIT:
-            polling = " if polling is enabled" if mode is ControlMode.POLL else ""  # Triton says so in mode none, too
+            polling = " if polling is enabled" if mode is ControlMode.POLL else ""  # also in mode none, as in Triton
             raise unavailable(
                 f"explicit model load / unload is not allowed{polling}: the model control mode of this server is "
                 f"'{mode.value}', start it with --model-control-mode=explicit"
             )
 
-    # Versions that take requests, and those that were rolled back
+    # Routing and rollbacks
 
     async def set_routing(self, name: str, document: object, revision: str) -> None:
-        """Set it, as `Server.set_routing` does. With a `revision`, another worker has checked it, and writes."""
+        """Set the routing like `Server.set_routing`. With a `revision`, another worker has checked it, and writes."""
         table, latest = self._table, self._table.latest(name)
         if reasons := reading.rollbacks(document):
             present = (await scan(self._repositories, (name,))).models.get(name)
@@ -253,12 +253,12 @@ class ModelControl:
                     raise invalid(
                         f"model '{name}' has no version {version} in a repository, which could be rolled back"
                     )
-            table.latest(name)  # the model may have gone during the scan
+            table.latest(name)  # the model may have been removed during the scan
             decided = table.routings.decide(name, reasons)
             table.rank(name)
             await _end_of(*[self._keep_soon(name, version, each, present) for version, each in decided.items()])
             return
-        if not revision:  # versions may have gone since they were
+        if not revision:  # a version may have been removed since the check
             table.check_routing(name, document)
         table.routings.set(name, latest, document, revision)
         table.rank(name)
@@ -266,7 +266,7 @@ class ModelControl:
             await self.keep_rollback(name)
 
     async def _look(self, look: Callable[[], Awaitable[SeenT]]) -> SeenT:
-        """Look at repositories while no rollback is decided: they may not have what is being written."""
+        """Read repositories while no rollback is being decided: they may lack what is being written."""
         routings = self._table.routings
         while True:
             await self._keeps.idle()
@@ -276,9 +276,9 @@ class ModelControl:
                 return seen
 
     def _recall(self, listings: Iterable[Listing]) -> None:
-        """Take the rolled-back versions from the repositories: of models to load, in the turn of the look.
+        """Read the rolled-back versions of models to load from their listings, in the same turn as the look.
 
-        Rollbacks that could not be written are written now, if that is possible.
+        Rollbacks that could not be written are written now, if possible.
         """
         routings = self._table.routings
         for listing in listings:
@@ -296,7 +296,7 @@ class ModelControl:
         return self._keeps.start(self._keep(name, listing, version, rolled_back))
 
     async def keep_rollback(self, name: str) -> None:
-        """Write down where a model comes from that none of its versions is rolled back any more."""
+        """Write that no version of the model at this location is rolled back any more."""
         await _end_of(self._keep_soon(name, 0, None))
 
     async def _keep(self, name: str, listing: Listing | None, version: int, rolled_back: RolledBack | None) -> None:
@@ -318,7 +318,7 @@ class ModelControl:
     # Polling
 
     async def poll(self) -> None:
-        """Load what is new or different in the repositories, and unload what is gone."""
+        """Load new and changed models of the repositories, and unload removed ones."""
         try:
             present = together(await self._look(partial(self.outages.look, self._repositories)))
         except ModserveError as error:
@@ -348,13 +348,13 @@ class ModelControl:
             await asyncio.sleep(seconds)
             try:
                 await self.poll()
-            except Exception as error:  # the next look may go better
+            except Exception as error:  # the next poll may succeed
                 count_failure("repository_poll", error)
 
-    # What there is
+    # Index
 
     async def index(self) -> list[IndexEntry]:
-        """Return the index of the models, including models in the repositories that were never loaded."""
+        """Return the index of the models, including never loaded models in the repositories."""
         counts: Counter[str] = Counter()
         try:
             counts = await self._names()
@@ -366,7 +366,7 @@ class ModelControl:
         return sorted(entries, key=lambda entry: (entry.name, entry.version or 0))
 
     async def _names(self) -> Counter[str]:
-        """Count the repositories that have each model."""
+        """Return all model names, with the number of repositories that have each."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
 
 

@@ -1,4 +1,4 @@
-"""Names of models that are being changed, and servables that are lent."""
+"""Locks on the names of models that are being changed, and loans of servables."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,20 +8,20 @@ from modserve.core.servable import Servable, base
 
 
 class NameLocks:
-    """Locks by name. A caller gets all the names that it needs at once, so that no two callers wait for each other.
+    """Locks by name. Callers get all their names at once, so that no two callers wait for each other.
 
-    First come, first served: a caller also waits for names that an earlier caller waits for. Only names that are in use
-    are kept.
+    First come, first served: a caller also waits for names that an earlier caller waits for. Only names in use are
+    stored.
     """
 
     def __init__(self) -> None:
         self.busy: set[str] = set()
         self._queue: dict[object, set[str]] = {}
-        """The names that each waiting caller needs, the first caller first."""
+        """Names needed by each waiting caller, in order of arrival."""
         self._freed = asyncio.Event()
 
     async def hold(self, choose: Callable[[], set[str]]) -> set[str]:
-        """Lock the names that `choose` returns, and return them. It is called again, as the names may become more."""
+        """Lock and return the names that `choose` returns. It is called again, as the names may change."""
         caller = object()
         try:
             while True:
@@ -47,19 +47,19 @@ class NameLocks:
 class Loans:
     """Counts the handles of each servable: closing one waits until all of them are released.
 
-    What stands before a model may change while it is lent; it is the model that counts.
+    Wrappers of a model may change while it is lent; handles count for the model.
     """
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
         """Number of handles, by the id of the model."""
-        self._returned: asyncio.Event | None = None  # there while somebody waits
+        self._returned: asyncio.Event | None = None  # set while a caller waits
 
     def __repr__(self) -> str:
         return f"Loans({len(self._handles)} servables)"
 
     def lend(self, front: Servable, *servables: Servable) -> "LentServable":
-        """Lend some servables, which are behind `front`, or that one itself if there are no others."""
+        """Lend servables that are behind `front`; without any, `front` itself."""
         lent = [base(servable) for servable in servables or (front,)]
         for servable in lent:
             self._handles[id(servable)] = self._handles.get(id(servable), 0) + 1
@@ -87,7 +87,7 @@ class Loans:
 
 
 class LentServable:
-    """Implements `core.servable.Handle`. `models` are what is behind the servable."""
+    """Implements `core.servable.Handle`. `models`: the models behind the servable."""
 
     __slots__ = ("_loans", "_models", "servable")
 

@@ -1,22 +1,21 @@
-"""The next actions: pure rules, from the models as they are and as they should be to actions with reasons.
+"""Planning of model changes: pure rules from the current and the requested state of models to actions with reasons.
 
-An `Update` brings some models to what is requested of them, each to its blueprint, or out of service for None. `begin`
-fixes at its start which models it may concern: those that are requested, and those that are made of them, directly or
-not (*dependents*). Each of them gets its turn once, after the models that it needs; `decide` then says what is to be
-done with it, by what has become of those. Like the version policies of TF Serving, the rules have no memory of their
-own and never wait: the same tables give the same actions.
+An `Update` brings some models to their requested state: a blueprint, or None for out of service. `begin` determines the
+affected models: the requested ones, and their *dependents*, models made of these, directly or indirectly. Each gets
+one turn, after the models that it needs; `decide` then chooses its action by their results. Like the version policies
+of TF Serving, the rules are stateless and never wait: the same tables give the same actions.
 
-The rules for a model in its turn:
+Rules for a model in its turn:
 
 - Not wanted: all of its versions are retired. Its dependents were retired first (`retirements`).
-- *Renewed* is a model of which something that it needs is not served as it was before the update, or may yet change.
-  A dependent that is not renewed is left alone.
-- A configuration that cannot be used, or needs that are not met, change nothing in service, with one exception.
-- *Stale* is a model in service that was made of something that is not served as it was. It is loaded again, and if that
-  fails it does not serve on, for it no longer fits what it is made of.
-- Otherwise all selected versions are loaded that are not in service as the repository has them, all of them if the
-  model is renewed. If it is not, a version may be changed in place of which only the configuration differs. When all
-  have succeeded, the versions that are not selected are retired.
+- *Renewed*: something that the model needs has changed in this update, or may yet change. A dependent that is not
+  renewed is left alone.
+- An unusable configuration and unmet needs change nothing in service, except for stale models.
+- *Stale*: the model is in service, and something that it was made of has changed. It is loaded again, and if that fails
+  it stops serving, because it no longer fits its parts.
+- Otherwise all selected versions are loaded that are not in service as the repository has them, and all of them if the
+  model is renewed. If it is not, a version of which only the configuration differs may be changed in place. When all
+  have succeeded, the other versions are retired.
 - *Together*: all loaded versions are taken or none. This always holds where other versions serve.
 
 Dependencies between models: pure rules over a graph from each model to its parts.
@@ -37,7 +36,7 @@ Graph: TypeAlias = Mapping[str, Iterable[str]]
 
 
 def find_needed(names: Iterable[str], graph: Graph) -> set[str]:
-    """Return all models that `names` need, directly or not."""
+    """Return all models that `names` need, directly or indirectly."""
     needs: set[str] = set()
     pending = list(names)
     while pending:
@@ -49,7 +48,7 @@ def find_needed(names: Iterable[str], graph: Graph) -> set[str]:
 
 
 def dependents(names: Iterable[str], graph: Graph) -> set[str]:
-    """Return all models that need one of `names`, directly or not."""
+    """Return all models that need one of `names`, directly or indirectly."""
     reverse: dict[str, list[str]] = {}
     for name, needs in graph.items():
         for need in needs:
@@ -58,15 +57,15 @@ def dependents(names: Iterable[str], graph: Graph) -> set[str]:
 
 
 def find_circle(name: str, graph: Graph) -> str:
-    """Find a model through which `name` needs itself; empty if there is none."""
+    """Return a model through which `name` needs itself; empty if there is none."""
     return next((other for other in sorted({name} | find_needed([name], graph)) if name in graph.get(other, ())), "")
 
 
 def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
-    """Return the models that each one waits for when many change in one go; none of them waits in a circle.
+    """Return the models that each one waits for when many change together; the waits form no cycle.
 
-    A model waits for what it is to be made of (`targets`), unless that leads back to it, and for what it is made of now
-    (`served`), unless that waits for it.
+    A model waits for its future parts (`targets`), unless that leads back to it, and for its current parts (`served`),
+    unless these wait for it.
     """
     first = {name: set() if find_circle(name, targets) else set(needs) for name, needs in targets.items()}
     both = {name: first.get(name, set()) | set(served.get(name, ())) for name in {**targets, **served}}
@@ -79,7 +78,7 @@ def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
 def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
     """Return the models not needed without `name`, except `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
     gone = [name]
-    for model in gone:  # which grows
+    for model in gone:  # grows in the loop
         for need in sorted(graph.get(model, ())):
             others = {other for other, needs in graph.items() if need in needs}
             if need not in keep and need not in gone and others <= set(gone):
@@ -97,18 +96,18 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes of some models that are made in one go."""
+    """Changes of some models, made together."""
 
     requested: Mapping[str, Blueprint | None]
     together: bool
-    """True if a client waits for the one model that it requested, and receives the reason for its failure."""
+    """True if a client waits for the one model that it requested, and gets the reason for its failure."""
     names: set[str]
-    """The models that the update may change or read: what is requested, all dependents, and all that these need."""
+    """Models that the update may change or read: requested models, their dependents, and all that these need."""
     before: Mapping[str, Before]
     needs: Graph
-    """Models that each of these models is to be made of."""
+    """Future parts of each of these models."""
     turns: Mapping[str, set[str]]
-    """Models that the update may concern, each with the ones among them that have their turn before it."""
+    """Affected models, each with the ones among them that have their turn before it."""
 
     def blueprint(self, name: str) -> Blueprint | None:
         return self.requested[name] if name in self.requested else self.former(name).blueprint
@@ -123,28 +122,28 @@ class Action:
 
     model: str
     reason: str = ""
-    """Reason, for the log."""
+    """Reason for the log."""
     problem: str | None = None
-    """Problem that the index shows for the model from now on; None to keep the present one."""
+    """New problem of the model in the index; None to keep the current one."""
     failure: ModserveError | None = None
     """Failure for the client that requested the change."""
     blueprint: Blueprint | None = None
-    """Blueprint from which to load `load`; None for an action that loads nothing."""
+    """Blueprint for loading `load`; None for an action that loads nothing."""
     load: tuple[int, ...] = ()
     together: bool = False
-    """True if all versions of `load` are taken or none; otherwise each is taken as soon as it is loaded."""
+    """True if all versions of `load` are taken or none; otherwise each is taken once it is loaded."""
     anew: bool = False
-    """True if nothing may be changed in place, since what the model needs has changed."""
+    """True if nothing may be changed in place, since a part of the model has changed."""
     stale: bool = False
     """True if all versions are retired when a load fails."""
     retire: tuple[int, ...] = ()
-    """The versions to take out of service, after all loads have succeeded."""
+    """Versions to take out of service after all loads have succeeded."""
     state_reason: str = UNLOADED
-    """The reason of the state of the versions that are retired."""
+    """State reason of retired versions."""
 
 
 def graph(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None]) -> Graph:
-    """Return each model's needs once the request is met, and the parts of the versions in service."""
+    """Return each model's needs once the request is fulfilled, and the parts of the versions in service."""
     links = {name: set(needs) for name, needs in _needs(models, requested).items()}
     for name, model in models.items():
         if model.made_of:
@@ -170,7 +169,7 @@ def begin(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | No
 
 
 def retirements(update: Update, models: Mapping[str, ModelRow]) -> list[Action]:
-    """Return the actions that retire the dependents of models before these are retired."""
+    """Return the actions that retire dependents before the models that they need."""
     gone = {name for name in update.turns if update.blueprint(name) is None}
     links = graph(models, update.requested)
     actions = []
@@ -189,7 +188,7 @@ def decide(
     waiting: Container[str],
     failures: Mapping[str, ModserveError],
 ) -> Action:
-    """Return the action on a model: `waiting` have not had their turn, `failures` are the errors of other models."""
+    """Return the action on a model. `waiting`: models without a turn so far. `failures`: other models' errors."""
 
     def is_renewed(needs: Iterable[str]) -> bool:
         return any(
@@ -203,9 +202,9 @@ def decide(
     renewed = stale or (blueprint is not None and not circle and is_renewed(blueprint.needs))
     if not is_requested and not renewed:
         return Action(name)
-    if blueprint is None:  # the problem of a replacement that failed goes, for that is no longer wanted
+    if blueprint is None:  # clears the problem of a failed replacement, which is no longer wanted
         return Action(name, "is no longer wanted", problem="" if served else None, retire=served)
-    # A model that was not there before a client's load failed is not there after it: the client is told.
+    # A model that did not exist before a client's failed load does not exist after it: the client gets the reason.
     unlisted = update.together and is_requested and not served
     if blueprint.failure is not None:
         failure, state_reason = _unusable(blueprint, blueprint.failure), blueprint.failure.reason
@@ -240,7 +239,7 @@ def decide(
 def _unmet(
     name: str, needs: Needs, models: Mapping[str, ModelRow], failures: Mapping[str, ModserveError]
 ) -> ModserveError | None:
-    """Return the reason that the models it needs prevent a model's load, in Triton's words."""
+    """Return the reason, in Triton's words, that needed models prevent a model's load."""
     rows = {need: models.get(need, ModelRow()) for need in needs}
     reasons = {
         need: row.failure or (failures[need].message.strip() if need in failures else "")
@@ -263,12 +262,12 @@ def _unmet(
 def _unusable(blueprint: Blueprint, error: ModserveError) -> ModserveError:
     name = blueprint.listing.name
     if isinstance(error, UnreadableModelError):
-        failure = internal if blueprint.listing.config is None else invalid  # the latter came with the call
+        failure = internal if blueprint.listing.config is None else invalid  # the call had a configuration
         return failure(f"failed to load '{name}', failed to poll from model repository: {error.message}")
     return invalid(f"load failed for model '{name}': {error.message}\n")
 
 
 def load_failed(name: str, failures: Mapping[int, ModserveError]) -> ModserveError:
-    """Return the error for the client that requested a load, from the versions that failed."""
+    """Return the error of failed versions for the client that requested the load."""
     lines = [f"version {version} is at UNAVAILABLE state: {error.reason};\n" for version, error in failures.items()]
     return invalid(f"load failed for model '{name}': {''.join(lines)}")

@@ -1,14 +1,14 @@
-"""Sets the C library's allocator for a server whose requests hold megabytes for milliseconds.
+"""Tunes the C library's allocator for a server, with requests that hold megabytes for milliseconds.
 
 By default, glibc returns a freed tensor's memory to the system, which clears the same pages again for the next one: two
-fifths of the CPU of a request of 4.8 MB. With these settings it keeps some memory, and after a busy time, or an attack,
-the `Trimmer` returns what is not used again soon. Other allocators stay as they are, and glibc's if the environment
+fifths of the CPU time of a request of 4.8 MB. With these settings glibc keeps some memory, and after a busy time, or an
+attack, the `Trimmer` returns unused memory. Other allocators are not changed, nor is glibc's if the environment
 configures it.
 
-What is worth returning cannot be read from the size of the process: memory that responses hold while their clients are
-slow to read looks like memory that the allocator keeps. So the `Trimmer` goes by the *slack*: what the process has
-beyond what the allocator has given out, with what engines keep in allocators of their own
-(`core.runtime.long_buffers`). It rises when memory is freed, however long that was in use.
+The size of the process does not show how much is worth returning: memory of responses that clients are slow to read
+looks like memory kept by the allocator. So the `Trimmer` uses the *slack*: the memory of the process beyond what the
+allocator has given out, and engines keep in allocators of their own (`core.runtime.long_buffers`). It rises when memory
+is freed, however long that was in use.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ _M_ARENA_MAX = -8
 _MMAP_BYTES = 32 * 1024 * 1024
 """The largest value that glibc accepts. A larger allocation is a mapping of its own, which ends when it is freed."""
 _TRIM_BYTES = 128 * 1024 * 1024
-"""The free memory that glibc keeps at the end of its heap: about what two dozen requests of 4.8 MB hold. With 64 MiB,
-sixteen such clients cost an eighth more CPU."""
+"""Free memory that glibc keeps at the end of its heap: about as much as two dozen requests of 4.8 MB hold. With 64 MiB,
+sixteen such clients cost an eighth more CPU time."""
 _ARENAS = 1
-"""Only the first arena returns all of its free memory when it is trimmed: each other one keeps up to 64 MiB at its end,
-so that a model which has left might stay there, or be counted with the next one."""
+"""Number of arenas. Only the first one returns all of its free memory when trimmed: each other one keeps up to 64 MiB
+at its end, so that memory of an unloaded model could remain, or be counted for the next one."""
 
 LOOK_S = 2.0
 _SURPLUS = 32 * 1024 * 1024
-"""Bytes of slack, more than after the last trimming, that are worth returning."""
+"""Growth of the slack in bytes since the last trimming that is worth returning."""
 _REST = 8 * 1024 * 1024
-"""Bytes of slack worth returning, like `_SURPLUS`, if the slack stays as it is: the rest after a busy time."""
+"""Slack in bytes worth returning if it does not change: the rest after a busy time."""
 _REPORT = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
-"""The fields of ``struct mallinfo``: `uordblks` is what is in use of the heap, `hblkhd` of mappings of their own."""
+"""Fields of ``struct mallinfo``: `uordblks` is the heap memory in use, `hblkhd` the memory of separate mappings."""
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -59,16 +59,16 @@ def glibc(environment: Mapping[str, str] = os.environ) -> ctypes.CDLL | None:
 
 
 def tune(library: ctypes.CDLL) -> None:
-    """Makes glibc reuse allocations of up to 32 MiB instead of asking the system each time."""
+    """Make glibc reuse allocations of up to 32 MiB instead of asking the system each time."""
     library.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
     library.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
     library.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def usage(library: ctypes.CDLL) -> Callable[[], int]:
-    """Return a function that tells the bytes which glibc has out. It looks at each free block: microseconds.
+    """Return a function that reports the bytes given out by glibc. It visits each free block, which takes microseconds.
 
-    Before glibc 2.33 it tells the number modulo 4 GiB.
+    Before glibc 2.33 it reports the number modulo 4 GiB.
     """
     name, number = ("mallinfo2", ctypes.c_size_t) if hasattr(library, "mallinfo2") else ("mallinfo", ctypes.c_uint)
 
@@ -85,14 +85,14 @@ def usage(library: ctypes.CDLL) -> Callable[[], int]:
 
 
 class Trimmer:
-    """Returns memory to the system after a busy time. Looks every `LOOK_S` seconds, on the event loop.
+    """Returns memory to the system after a busy time. Checks every `LOOK_S` seconds, on the event loop.
 
-    Memory that is freed goes back at the second look, after 4 s at most; while still more is freed, at the first look
-    at which the slack has grown by less than what is worth returning.
+    Freed memory is returned at the second check, after 4 s at most; while more is being freed, at the first check with
+    a growth of the slack below the worthwhile amount.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: ctypes.CDLL, used: Callable[[], int]) -> None:
-        """`used` is that of `usage`."""
+        """`used`: the function returned by `usage`."""
         self._loop = loop
         self._library = library
         self._used = used
@@ -127,7 +127,7 @@ class Trimmer:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; 0 if the system does not say."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE
     except OSError:

@@ -1,4 +1,4 @@
-"""Flow control between an engine that responds many times and a client that takes its time to read."""
+"""Flow control between an engine with many responses per request and a slow client."""
 
 import logging
 import threading
@@ -14,31 +14,31 @@ from modserve.core.requests.memory import MemoryBudget
 _log = logging.getLogger(__name__)
 
 MOST_HELD = 64 * 1024 * 1024
-"""Bytes of one request's responses that the engine may have given and that are not sent yet."""
+"""Maximum size in bytes of one request's unsent responses."""
 
 RESPONSE_BYTES = 8 * 1024
-"""Size of a response without its tensors, so that a request never has more than some thousands unsent."""
+"""Size of a response without its tensors, so that a request has at most some thousands unsent."""
 
 STALLED_S = 10.0
-"""Time that an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
+"""Seconds that an engine waits for a client that reads nothing. The model's other clients wait as long."""
 
 LONGEST_S = 300.0
-"""Total time that an engine waits, over one request, for a client that takes something now and then."""
+"""Total seconds that an engine waits, over one request, for a client that reads from time to time."""
 
 _UNLIMITED = MemoryBudget()
 
 
 class Flow:
-    """The flow of one request's responses. Implements `core.requests.inflight.FlowControl`.
+    """Flow of one request's responses. Implements `core.requests.inflight.FlowControl`.
 
     The engine's thread waits in `wait`; the sender of the responses calls `on_sent`. When nothing was sent for
     `stalled_s` seconds, or the engine has waited for `longest_s` seconds in all, it calls `stalled`, on its own thread,
     with the number of unsent responses, and never waits again. `slow` is True in the second case.
 
-    While the server's `memory` is used up, only one response may wait to be sent; otherwise `most`, if that is not 0.
+    While the server's `memory` is used up, only one response may be unsent; otherwise `most`, if that is not 0.
 
-    An engine that must not block asks for `room` and leaves a callback with `on_room`; `later`, which calls a function
-    after a number of seconds, keeps the same limits of time for it.
+    An engine that must not block checks `room` and leaves a callback with `on_room`; `later`, which calls a function
+    after a number of seconds, enforces the same time limits for it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Flow:
         self._later = later
         self._callbacks: list[Callable[[], None]] = []
         self._watch = (0, 0, 0.0)
-        """State for the callbacks: the number of this wait, the steps when it began, and the time of that."""
+        """State for the callbacks: number of this wait, steps at its beginning, and time of its beginning."""
         self.slow = False
         self._stalled = stalled
         self._stalled_s = stalled_s
@@ -67,13 +67,13 @@ class Flow:
         self._open = False
 
     def on_response(self, size: int) -> None:
-        """The engine is about to give a response with tensors of `size` bytes."""
+        """Account for a response with tensors of `size` bytes that the engine is about to give."""
         with self._changed:
             self._unsent.append(size + RESPONSE_BYTES)
             self._held += self._unsent[-1]
 
     def wait(self) -> None:
-        """Return when there is room for another response. Not for the event loop's thread."""
+        """Wait until there is room for another response. Not on the event loop's thread."""
         with self._changed:
             while self._full():
                 steps, begin_s = self._steps, time.monotonic()
@@ -96,7 +96,7 @@ class Flow:
             return not self._full()
 
     def on_room(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+        """Call `callback` once when there is room: at once if possible, otherwise on the thread that makes room."""
         with self._changed:
             if full := self._full():
                 self._callbacks.append(callback)
@@ -106,7 +106,7 @@ class Flow:
             callback()
 
     def _watch_on(self) -> None:
-        """Look later whether anything has been sent. The lock is held."""
+        """Check later whether anything has been sent. The lock is held."""
         number = self._watch[0] + 1
         self._watch = number, self._steps, time.monotonic()
         if self._later is not None:
@@ -129,7 +129,7 @@ class Flow:
         _call_all(callbacks)
 
     def _callbacks_with_room(self) -> list[Callable[[], None]]:
-        """Return the callbacks whose turn it is. The lock is held; they are called without it."""
+        """Return the callbacks that are due. The lock is held; they are called without it."""
         if not self._callbacks or self._full():
             return []
         callbacks, self._callbacks = self._callbacks, []
@@ -144,14 +144,14 @@ class Flow:
         return too_much and not self._open
 
     def on_sent(self) -> None:
-        """The first unsent response has been sent, or dropped."""
+        """Account for the first unsent response, which has been sent or dropped."""
         with self._changed:
-            if self._unsent:  # a response that ends its request was never counted
+            if self._unsent:  # a response that ends its request is never counted
                 self._held -= self._unsent.popleft()
         self.on_progress()
 
     def on_progress(self) -> None:
-        """A part of a response has been sent."""
+        """Record progress: a part of a response has been sent."""
         with self._changed:
             self._steps += 1
             self._changed.notify()
@@ -159,7 +159,7 @@ class Flow:
         _call_all(callbacks)
 
     def release(self) -> None:
-        """End flow control after the last send: let the engine go on, now and later. Lets go of `stalled`."""
+        """End flow control after the last send, so that the engine never waits again. Drops `stalled`."""
         with self._changed:
             self._open = True
             self._stalled = _nothing
@@ -183,8 +183,8 @@ def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> N
     """Keep the engine from running ahead of a slow client. On the event loop's thread, right after the submission.
 
     The sender of the responses must call `inflight.on_sent` for each. The engine runs ahead by less while the server's
-    `memory` is used up. A client that takes nothing for long is given up: its request fails. The engine never waits for
-    a request to a model that preserves the order of its responses, since these may wait for another request's.
+    `memory` is used up. If a client reads nothing for too long, its request fails. The engine never waits for a request
+    to a model that preserves the order of its responses, since these may wait for another request's.
     """
     if inflight.ordered:
         return

@@ -1,12 +1,12 @@
-"""Sets Python's garbage collector for a server.
+"""Tunes Python's garbage collector for a server.
 
-Requests leave no reference cycles. A full collection visits, in vain and with every thread stopped, the hundreds of
-thousands of objects that live as long as the server: 27 ms with one small model. So all objects that exist when the
-models have loaded are frozen: the collector does not visit them. What an engine's import brings (PyTorch: 130,000
-objects, a tenth of a second) is frozen at once, before anything visits it. An unloaded model may leave cycles in there,
-so `QUIET_S` after the last change of models everything is collected once more, if one was unloaded, and frozen again.
-That holds every thread for up to a tenth of a second, so it waits for a second without requests, a minute at most, and
-the watchdog of the event loop takes it for what it is (`last_collection_ns`).
+Requests leave no reference cycles. A full collection visits, with every thread stopped and without result, the hundreds
+of thousands of objects that live as long as the server: 27 ms with one small model. So all objects that exist when the
+models have loaded are frozen, and the collector skips them. Objects from an engine's import (PyTorch: 130,000 objects,
+a tenth of a second) are frozen at once, before any collection. An unloaded model may leave cycles among them, so
+`QUIET_S` after the last change of models everything is frozen again, after a full collection if one was unloaded. That
+stops every thread for up to a tenth of a second, so it waits for a second without requests, a minute at most, and the
+watchdog of the event loop recognises it (`last_collection_ns`).
 """
 
 import asyncio
@@ -19,38 +19,38 @@ from dataclasses import dataclass
 from modserve.core.runtime.failures import guard
 
 YOUNG, MIDDLE, OLD = 1_000, 20, 500
-"""The thresholds of the three generations. The youngest is collected when 1,000 more containers were made than freed,
-which takes some tenths of a millisecond; with 10,000 the pause was 2 to 5 ms, at any moment. Calls over gRPC reach the
+"""Thresholds of the three generations. The youngest is collected when 1,000 more containers were created than freed,
+which takes some tenths of a millisecond; with 10,000 the pause was 2 to 5 ms, at any moment. gRPC calls reach the
 threshold, because the library leaves a cycle of six containers behind each call. Every ten-thousandth collection is
-full, and by Python's own rule only if the objects that are not frozen have grown by a quarter."""
+full, and by Python's own rule only if the unfrozen objects have grown by a quarter."""
 
 QUIET_S = 5.0
-"""Seconds without a change of models before the collector visits everything."""
+"""Seconds without a change of models before a full collection."""
 
 IDLE_S, MOST_LOOKS = 1.0, 60
-"""Seconds without a request that everything is collected after; and how often they are waited for, under way or not."""
+"""Seconds without a request before a full collection, and the maximum number of checks for that."""
 
 
 def set_aside() -> None:
-    """Freeze all that there is, as it is: after imports, which leave some tens of objects of garbage. Any thread."""
+    """Freeze all objects without a collection: after imports, which leave some tens of garbage objects. Any thread."""
     gc.set_threshold(YOUNG, MIDDLE, OLD)
     gc.freeze()
 
 
 @dataclass(slots=True)
 class _Collection:
-    """The last collection that was ordered here, in the time of `time.monotonic_ns`."""
+    """The last collection requested here, in the time of `time.monotonic_ns`."""
 
     began_ns: int = 0
     ended_ns: int = 0
-    """Before `began_ns` while it runs."""
+    """End of the collection; before `began_ns` while it runs."""
 
 
 _last = _Collection()
 
 
 def freeze() -> None:
-    """Collect what was made since the last time, and freeze the rest: some milliseconds, if nothing was imported."""
+    """Collect the objects created since the last time, and freeze the rest; takes some milliseconds without imports."""
     _last.began_ns = time.monotonic_ns()
     gc.collect()
     set_aside()
@@ -58,21 +58,21 @@ def freeze() -> None:
 
 
 def last_collection_ns(since_ns: int) -> int:
-    """Nanoseconds since a moment that the last ordered collection took, or takes. Any thread."""
+    """Return the nanoseconds spent since a moment on the last requested collection. Any thread."""
     ended_ns = _last.ended_ns if _last.ended_ns >= _last.began_ns else time.monotonic_ns()
     return max(0, ended_ns - max(_last.began_ns, since_ns))
 
 
 def collect() -> None:
-    """Collect everything, also what was set aside, and freeze the rest. Takes 30 to 100 ms."""
+    """Collect everything, including frozen objects, and freeze the rest. Takes 30 to 100 ms."""
     gc.unfreeze()
     freeze()
 
 
 class Freezer:
-    """Freezes again after changes of models. For the event loop's thread, in a process that is the server's own.
+    """Freezes objects again after changes of models. For the event loop's thread, in a server's own process.
 
-    `models` are those that serve; `requests` counts those that have come or ended.
+    `models`: returns the serving models. `requests`: counts arrived or ended requests.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Freezer:
         self._served: set[weakref.ref[object]] = set()
 
     def on_change(self) -> None:
-        """Models have been loaded or unloaded: freezes again once that is over."""
+        """Schedule another freeze after models were loaded or unloaded."""
         self._looks_left = MOST_LOOKS
         self._look_in(QUIET_S)
 
@@ -100,7 +100,7 @@ class Freezer:
         self._timer = self._loop.call_later(seconds, guard("garbage", self._look))
 
     def _look(self) -> None:
-        """Freeze, once no request would wait for it."""
+        """Freeze once no request would wait for it."""
         self._looks_left -= 1
         if self._looks_left > 0 and self._requests() != self._requests_before and self._has_unloaded():
             self._look_in(IDLE_S)
@@ -112,7 +112,7 @@ class Freezer:
         return not self._served <= set(map(weakref.ref, self._models()))
 
     def freeze(self) -> None:
-        """Freezes now, and not again for the changes so far. Collects first if a model has gone."""
+        """Freeze now, for all changes so far. Collects first if a model was unloaded."""
         self._cancel()
         gone = self._has_unloaded()
         self._served = set(map(weakref.ref, self._models()))

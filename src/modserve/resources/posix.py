@@ -1,8 +1,8 @@
-"""POSIX: shared memory that another process made, the limit on open files, and owners of ports.
+"""POSIX: shared memory of other processes, the limit on open files, and owners of ports.
 
-The number of connections that the limit on open files allows.
+Number of connections within the limit on open files.
 
-The process that has a port of this machine, from Linux's /proc. Only root sees the processes of other users.
+Owner of a port on this machine, from Linux's /proc. Only root sees the processes of other users.
 """
 
 import errno
@@ -22,7 +22,7 @@ from modserve.core.tensors.tensor import Buffer
 _log = logging.getLogger(__name__)
 
 _LEAST_LEFT = 32
-"""Descriptors that are always kept for later: ports, gRPC, metrics, models, the log."""
+"""Minimum number of descriptors reserved for later use: ports, gRPC, metrics, models, the log."""
 
 _OPEN = "/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"
 
@@ -45,13 +45,13 @@ def connections(requested: int) -> int:
 
 
 def for_connections(limit: int, open_now: int) -> int:
-    """Return how many of at most `limit` open files may be connections. A quarter is kept for other uses."""
+    """Return how many of `limit` open files may be connections. A quarter is reserved for other uses."""
     left = limit - open_now
     return max(1, left - max(_LEAST_LEFT, min(left // 4, 1024)))
 
 
 def raise_limit() -> int:
-    """The number of files that the process may have open, after raising it to the hard limit if the system allows."""
+    """Raise the limit on open files to the hard limit if the system allows, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -70,18 +70,18 @@ def _open_now() -> int:
 
 _PROC = Path("/proc")
 _LISTENING = "0A"
-"""The state of a socket that listens, as in the kernel's ``tcp_states.h``."""
+"""State of a listening socket in the kernel's ``tcp_states.h``."""
 _LONGEST = 100
 
 
 def owner(port: int, proc: Path = _PROC) -> str:
-    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if unknown."""
+    """Return the process that listens on a TCP port: ``process 4711 (python -m modserve)``; empty if unknown."""
     process = listener(port, proc)
     return f"process {process.name} ({_command(process)})" if process is not None else ""
 
 
 def listener(port: int, proc: Path = _PROC) -> Path | None:
-    """Return the folder in /proc of the process that listens on a TCP port; None if none does, or another user's."""
+    """Return the /proc directory of the process that listens on a TCP port; None if unknown or another user's."""
     sockets = set(_listening(port, proc))
     if not sockets:
         return None
@@ -112,7 +112,7 @@ def _processes(proc: Path) -> Iterator[Path]:
 def _open_sockets(process: Path) -> Iterator[str]:
     try:
         files = list((process / "fd").iterdir())
-    except OSError:  # of another user, or gone
+    except OSError:  # another user's process, or ended
         return
     for file in files:
         try:
@@ -124,7 +124,7 @@ def _open_sockets(process: Path) -> Iterator[str]:
 
 
 def _command(process: Path) -> str:
-    """Name of the program. Its other words may be secrets, which do not belong into a log."""
+    """Return the program's name only, as other words may be secrets, which must not be logged."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -136,7 +136,7 @@ def _command(process: Path) -> str:
 
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Flags that, like those of ``shm_open``, follow no links; and never wait."""
+"""Open flags that, as in ``shm_open``, follow no links, and never block."""
 
 _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -144,19 +144,19 @@ _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 class PosixMemory:
     """Implements `shared_memory.Memory`.
 
-    A client that makes its memory smaller removes pages from the mapping, and touching them would end the process. So
+    A client that shrinks its memory removes pages from the mapping, and an access to them would end the process. So
     each access checks the size first.
     """
 
     def __init__(self, directory: Path, region: SystemRegion) -> None:
-        """Raises INVALID_ARG for a key that names no shared memory, or too little of it."""
+        """Map the region. Raises INVALID_ARG for an unknown key, or too little memory."""
         self._region = region
         descriptor = _open(directory, region.key)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise _cannot_open(region.key)
-            # In this order: mmap must not see a client's numbers before they are checked.
+            # In this order: a client's numbers are checked before they reach mmap.
             if region.offset < 0 or region.byte_size < 1 or region.offset + region.byte_size > status.st_size:
                 raise invalid(f"failed to register shared memory region '{region.name}': invalid args")
             lead = region.offset % mmap.ALLOCATIONGRANULARITY
@@ -178,12 +178,12 @@ class PosixMemory:
         self._view[offset : offset + len(raw)] = raw
 
     def close(self) -> None:
-        # The mapping itself ends with the last view of it: a cancelled request's tensors may still be read.
+        # The mapping ends with its last view: tensors of a cancelled request may still be read.
         self._view = memoryview(b"")
         del self._map
 
     def _check(self, end: int) -> None:
-        """Raises INVALID_ARG unless the first `end` bytes of the region are still there."""
+        """Raise INVALID_ARG unless the first `end` bytes of the region still exist."""
         size = self._map.size() - self._region.offset
         if end > size:
             raise invalid(
@@ -193,7 +193,7 @@ class PosixMemory:
 
 
 def _open(directory: Path, key: str) -> int:
-    """Return a descriptor of the memory that ``shm_open`` would open for this key. Slashes before it do not count."""
+    """Return a descriptor of the memory that ``shm_open`` opens for this key. Leading slashes are ignored."""
     name = key.lstrip("/")
     if name in ("", ".", "..") or "/" in name:
         raise _cannot_open(key)

@@ -1,10 +1,9 @@
-"""Limits of each tenant in a server process: requests, rows and tokens a second, and requests at a time.
+"""Limits of each tenant in a server process: requests, rows and tokens per second, and concurrent requests.
 
-A request is counted when it is accepted. Its permit is given back when it is settled, exactly once: by the request
-itself, whatever its outcome. A call that takes several requests, such as one with many texts, counts as one. Rates are
-token buckets with room for a second's worth. One request may take more than there is in a full bucket: the tenant then
-waits until that is paid for. Tokens are counted when they are known, which may be after the response: a tenant in debt
-waits before its next request.
+A request is counted when it is accepted. Its permit is returned when it is settled, exactly once, by the request
+itself, whatever its outcome. A call with several requests, such as one with many texts, counts as one. Rates are token
+buckets for a second's worth. A single request may exceed a full bucket: the tenant then waits until it has paid. Tokens
+are counted when they are known, which may be after the response: a tenant in debt is throttled on its next request.
 """
 
 import time
@@ -25,24 +24,24 @@ _SECOND_NS: Final = 1_000_000_000
 _MEAN_SHARE = 0.1
 _SWEEP_FROM = 1024
 _MOST_COUNTED: Final = 1000
-"""Tenants with figures of their own: tokens name as many tenants as their issuer likes."""
+"""Number of tenants with figures of their own, since an issuer of tokens can name any number of tenants."""
 OTHERS: Final = "(others)"
-"""Stands for all further ones."""
+"""Name for all further tenants together."""
 
 
 @dataclass(slots=True, eq=False)
 class TenantFigures:
-    """Totals of a tenant. These numbers only grow."""
+    """Totals of a tenant, which only grow."""
 
     accepted: int = 0
     refused_rate: int = 0
     refused_concurrency: int = 0
     refused_model: int = 0
-    """Refused by the model: its queue had no room, or the request would have been too late."""
+    """Requests refused by the model: its queue was full, or the request would have been late."""
     rows: int = 0
     tokens: int = 0
     durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_NS))
-    """Nanoseconds that accepted requests took, with any outcome."""
+    """Durations of accepted requests in nanoseconds, with any outcome."""
 
     @property
     def results(self) -> dict[str, int]:
@@ -57,10 +56,10 @@ class TenantFigures:
 
 @dataclass(slots=True, eq=False)
 class TokenBucket:
-    """Holds up to a second's worth of what a tenant may use, and is filled at a steady rate. May be in debt."""
+    """Bucket for a second's worth of a tenant's rate, filled steadily. May be in debt."""
 
     rate: float
-    """A second."""
+    """Per second."""
     level: float = 0.0
     filled_ns: int = 0
 
@@ -72,7 +71,7 @@ class TokenBucket:
         return max(1.0, self.rate)
 
     def wait_ns(self, amount: float, now_ns: int) -> int:
-        """Return the wait for an amount; 0 if it is there. For more than a full bucket has, a full one will do."""
+        """Return the time until an amount is available; 0 if it is. Larger amounts than a bucket need a full one."""
         if now_ns > self.filled_ns:
             passed_s = (now_ns - self.filled_ns) / _SECOND_NS
             self.level = min(self.size, self.level + passed_s * self.rate)
@@ -91,10 +90,10 @@ class TenantUsage:
     """Buckets by the field of `Tenant` that has the rate."""
     in_flight: int = 0
     mean_ns: float = 0.0
-    """Mean duration of its latest requests; 0 before the first is over."""
+    """Mean duration of recent requests; 0 before the first has ended."""
 
     def resize(self, tenant: Tenant | None, processes: int) -> None:
-        """The tenant may use more or less than before. What it has used stays used."""
+        """Apply the tenant's current limits. Past usage still counts."""
         self.tenant = tenant
         for name, bucket in list(self.buckets.items()):
             rate = None if tenant is None else getattr(tenant, name)
@@ -117,40 +116,40 @@ class Permit:
         self._figures = usage.figures
 
     def count(self, rows: int) -> None:
-        """The request was submitted."""
+        """Count the submitted request."""
         self._figures.accepted += 1
         self._figures.rows += rows
 
     def give_back(self, error: BaseException) -> None:
-        """The request could not be submitted."""
+        """Return the permit of a request that could not be submitted."""
         self._start_ns = None
         self.release()
         if isinstance(error, OverloadedError):
             self._figures.refused_model += 1
 
     def release(self) -> None:
-        """The request is over. May be called again, which does nothing."""
+        """Return the permit of an ended request. Idempotent."""
         usage, self._usage = self._usage, None
         if usage is not None:
             self._quotas.over(usage, self._start_ns)
 
 
 class Quotas:
-    """Counts the requests that clients have in flight in this process, all together and by tenant.
+    """Limits requests in flight in this process, in total and by tenant.
 
-    `most` is how many may be in flight altogether, 0 for any number. A tenant's limits are those of the whole server,
-    of which this is one of several `processes` that get equal parts.
+    `most`: total limit, 0 for none. A tenant's limits are for the whole server, and divided equally among its
+    `processes`.
     """
 
     def __init__(self, most: int = 0, processes: int = 1, clock: Callable[[], int] | None = None) -> None:
         self.most = most
         self.in_flight = 0
-        """Not counted while there is neither a limit nor a tenant."""
+        """Requests in flight; not counted without a limit or a tenant."""
         self.refused = 0
         """Number of requests refused by `most`."""
         self.tenants: dict[str, TenantUsage] = {}
         self.figures: dict[str, TenantFigures] = {}
-        """Figures by tenant. There are at most a thousand, and `OTHERS` for the rest."""
+        """Figures by tenant: a thousand at most, and `OTHERS` for the rest."""
         self._processes = processes
         self._clock = clock or time.monotonic_ns
         self._sweep_at = _SWEEP_FROM
@@ -159,9 +158,9 @@ class Quotas:
         return f"Quotas({self.in_flight} in flight, {len(self.tenants)} tenants)"
 
     def accept(self, request: InferenceRequest, rows: int, submit: Callable[[InferenceRequest], Inflight]) -> Inflight:
-        """Submit a request, which holds its part until it is settled.
+        """Submit a request, which is counted until it is settled.
 
-        Raises `OverloadedError` if a limit is reached, and what `submit` raises; nothing is held then.
+        Raises `OverloadedError` at a limit, and the errors of `submit`; the request is not counted then.
         """
         permit = self.admit(request, rows)
         try:
@@ -175,9 +174,9 @@ class Quotas:
 
     @contextmanager
     def submission(self, request: InferenceRequest, rows: int) -> Iterator[Permit]:
-        """Count a call with `rows` rows in, and submit its requests in the block; `request` stands for all.
+        """Count a call with `rows` rows, and submit its requests in the block; `request` represents all of them.
 
-        Raises `OverloadedError` if a limit is reached. The permit is released if the block fails.
+        Raises `OverloadedError` at a limit. The permit is released if the block fails.
         """
         permit = self.admit(request, rows)
         try:
@@ -188,11 +187,11 @@ class Quotas:
         permit.count(rows)
 
     def limits(self, tenant: Tenant | None) -> bool:
-        """True if the requests of a tenant, or of no particular one, are counted."""
+        """True if requests of the tenant, or without a tenant, are counted."""
         return tenant is not None or self.most > 0
 
     def admit(self, request: InferenceRequest, rows: int) -> Permit:
-        """Count a request with `rows` rows in. Raises `OverloadedError` if a limit is reached."""
+        """Count a request with `rows` rows. Raises `OverloadedError` at a limit."""
         if self.most and self.in_flight >= self.most:
             self.refused += 1
             raise OverloadedError(
@@ -208,7 +207,7 @@ class Quotas:
         return Permit(self, usage, now_ns)
 
     def spend_tokens(self, tenant: Tenant | None, tokens: int) -> None:
-        """Count the tokens of a tenant's request, or of its response."""
+        """Count the tokens of a tenant's request or response."""
         if tenant is None:
             return
         usage = self._usage(tenant)
@@ -219,7 +218,7 @@ class Quotas:
             bucket.level -= tokens
 
     def over(self, usage: TenantUsage, start_ns: int | None) -> None:
-        """A request that was counted in is over; `start_ns` is None if it was not accepted."""
+        """Remove a counted request; `start_ns` is None if it was not accepted."""
         self.in_flight -= 1
         usage.in_flight -= 1
         assert usage.in_flight >= 0, "a request was given back more often than accepted: this is a bug"
@@ -270,7 +269,7 @@ class Quotas:
         return figures
 
     def _check(self, usage: TenantUsage, tenant: Tenant, request: InferenceRequest, rows: int, now_ns: int) -> None:
-        """Check all limits first, then all buckets: a request refused by one limit uses up nothing of the others."""
+        """Check all limits, then all buckets: a request refused by one limit uses up nothing of the others."""
         concurrency = tenant.concurrency
         if concurrency is not None:
             part = max(1, -(-concurrency // self._processes))
@@ -305,7 +304,7 @@ class Quotas:
         return bucket
 
     def _sweep(self) -> None:
-        """Forget the tenants that use nothing, and would have full buckets."""
+        """Forget tenants without usage that would have full buckets."""
         now_ns = self._clock()
         for name, usage in list(self.tenants.items()):
             full = all(not bucket.wait_ns(bucket.size, now_ns) for bucket in usage.buckets.values())

@@ -1,9 +1,9 @@
-"""Keeps responses for later requests that are the same (Triton's local response cache).
+"""Caches responses for identical later requests (Triton's local response cache).
 
-Triton's key is 64 bits of the model's name, its version and the inputs' bytes. A key here also covers the names,
-datatypes and shapes of the inputs, the requested outputs and the parameters: only equal requests share a key.
+Triton's key is 64 bits of the model's name, its version and the inputs' bytes. A key here also covers the inputs'
+names, datatypes and shapes, the requested outputs and the parameters: only equal requests share a key.
 
-The stored form of responses, which other processes may keep.
+Format of stored responses, for caches shared between processes:
 
     MAGIC  digest (16)  length of the head (4)  head (JSON)  tensors, raw, one after the other
 
@@ -38,11 +38,11 @@ _Head: TypeAlias = dict[str, Any]
 
 
 class UnusableError(Exception):
-    """Bytes are no response to this request. The text says why."""
+    """Bytes that are no response to the request. The text has the reason."""
 
 
 def to_bytes(key: bytes, response: InferenceResponse) -> bytes:
-    """Return the response to the request with this key, without its id. It may be kept anywhere."""
+    """Return the response to the request with this key as bytes, without its id. They may be stored anywhere."""
     raws = [(name, tensor, tensor.raw) for name, tensor in response.outputs.items()]
     head = json.dumps(
         {
@@ -58,7 +58,7 @@ def to_bytes(key: bytes, response: InferenceResponse) -> bytes:
 
 
 def from_bytes(key: bytes, kept: bytes) -> InferenceResponse:
-    """The response to the request with this key, with an empty id. Its tensors are views. Raises `UnusableError`."""
+    """Return the response to the request with this key, without an id. Tensors are views. Raises `UnusableError`."""
     if not kept.startswith(MAGIC) or len(kept) < _HEAD_AT:
         raise UnusableError("it is not a response of this version")
     body = memoryview(kept)[len(MAGIC) + _DIGEST :]
@@ -113,29 +113,29 @@ def _output(values: list[Any]) -> _Output:
 
 
 _OVERHEAD = 512
-"""Roughly the bytes of an entry besides its tensors."""
+"""Approximate size in bytes of an entry without its tensors."""
 
 _LONG = 256 * 1024
-"""Bytes of a tensor that goes into a key by its digest, which was computed on a thread."""
+"""Size in bytes from which a tensor's digest, computed on a thread, goes into the key."""
 
 _WITHOUT_MEANING = frozenset({"priority", "timeout"})
-"""Parameters that only matter to the queue, not to the response."""
+"""Parameters that affect only the queue, not the response."""
 
 
 class Cache(Protocol):
-    """Responses by their owner, which is a loaded model version, and the key of a request.
+    """Responses by owner, a loaded model version, and by the key of a request.
 
-    For the event loop's thread, which no method blocks. A cache that has trouble finds nothing; it raises nothing.
+    For the event loop's thread; methods do not block. A failing cache finds nothing, and raises nothing.
     """
 
     def get(self, owner: object, key: bytes) -> InferenceResponse | None:
-        """Return the kept response, whose id is not this request's. Its tensors are read-only."""
+        """Return the cached response, with another request's id. Its tensors are read-only."""
 
     def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
-        """Return a response that only a wait can tell of, which never fails; None: there is nothing to wait for."""
+        """Return a future of the response that never fails; None if there is nothing to wait for."""
 
     def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
-        """Keep a response, if there is room for it."""
+        """Store a response, if there is room for it."""
 
     def forget(self, owner: object) -> None:
         """Drop all responses of `owner`, now or soon."""
@@ -145,14 +145,14 @@ class _Entry(NamedTuple):
     response: InferenceResponse
     size: int
     until: float
-    """Expiry by the monotonic clock, in seconds."""
+    """Expiry in seconds of the monotonic clock."""
 
 
 class ResponseCache:
-    """Implements `Cache`: at most `capacity` bytes of responses; drops the least recently used first.
+    """Implements `Cache` with at most `capacity` bytes of responses; the least recently used are dropped first.
 
-    Only the owner finds its responses, not even the version that replaces it. Those that are longer than `longest`
-    bytes are not kept, and none for longer than `ttl_s`; 0: no such limit.
+    Responses are visible to their owner only, and not to the version that replaces it. Responses longer than `longest`
+    bytes are not stored, and others are stored for `ttl_s` at most; 0 for no such limit.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ResponseCache:
         self._now = now or time.monotonic
         self._entries: OrderedDict[tuple[object, bytes], _Entry] = OrderedDict()
         self.size = 0
-        """Bytes."""
+        """Size of all entries in bytes."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -180,13 +180,13 @@ class ResponseCache:
         return entry.response
 
     def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
-        """None: what it has, `get` tells."""
+        """Return None: `get` finds every entry."""
         return None
 
     def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
-        """Keeps a copy, unless it is larger than the whole cache.
+        """Store a copy, unless it is larger than the whole cache.
 
-        It is made at once: when the response has gone on, a client may write to the shared memory that a tensor is in.
+        Copied at once: after the response has been delivered, a client may write to shared memory with its tensors.
         """
         size = _OVERHEAD + raw_size(response.outputs.values())
         if size > self._capacity:
@@ -203,7 +203,7 @@ class ResponseCache:
         self.size += size
 
     def forget(self, owner: object) -> None:
-        """Drops all responses of `owner`."""
+        """Drop all responses of `owner`."""
         for entry_key in [each for each in self._entries if each[0] is owner]:
             self._drop(entry_key)
 
@@ -214,7 +214,7 @@ class ResponseCache:
 
 
 def key(request: InferenceRequest, tenant: str = "") -> bytes:
-    """256 bits of a cryptographic hash: equal only for requests of a tenant that have the same response."""
+    """Return 256 bits of a cryptographic hash, equal only for requests of a tenant with the same response."""
     parameters = {name: value for name, value in request.parameters.items() if name not in _WITHOUT_MEANING}
     digest = hashlib.blake2b(_text((request.outputs, sorted(parameters.items()))), digest_size=32)
     if tenant:
@@ -228,7 +228,7 @@ def key(request: InferenceRequest, tenant: str = "") -> bytes:
 
 
 def raw_size(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the tensors' raw forms."""
+    """Return the size of the tensors' raw forms in bytes."""
     return sum(len(tensor.raw) for tensor in tensors)
 
 

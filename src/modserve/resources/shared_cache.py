@@ -1,9 +1,9 @@
-"""Responses in a store that several servers share, such as a Redis.
+"""Response cache in a store shared by several servers, such as a Redis.
 
-If the store is unreachable, slow or full, nothing is kept and requests run. A request waits for the store for a limited
-time, and not at all after several failures in a row. Responses are written in the background.
+If the store is unreachable, slow or full, nothing is stored and requests run. A request waits for the store for a
+limited time, and not at all after several consecutive failures. Responses are written in the background.
 
-A Redis as the store of a response cache, by the library redis (extra `redis`).
+Redis as the store, by the library redis (extra `redis`).
 """
 
 import asyncio
@@ -23,47 +23,47 @@ from .response_cache import UnusableError, from_bytes, raw_size, to_bytes
 _log = logging.getLogger(__name__)
 
 _PREFIX = "modserve:1"
-"""The first words of all keys, with the version of their form."""
+"""Prefix of all keys, with the version of their format."""
 _LONG = 64 * 1024
-"""Bytes of a response that is written or read on a thread: its digest takes a while."""
+"""Size in bytes from which a response is encoded and decoded on a thread, as its digest takes time."""
 _MOST_LOOKUPS = 256
-"""Concurrent lookups; a request beyond them runs."""
+"""Maximum concurrent lookups; further requests run without one."""
 _MOST_WRITES = 64
 _MOST_WRITTEN = 64 * 1024 * 1024
-"""Bytes that wait to be written; responses that come then are not kept."""
+"""Maximum size in bytes of unwritten responses; further ones are not stored."""
 _CONNECT_S = 1.0
 _WRITE_S = 5.0
 _PURGE_S = 60.0
-"""Seconds for a purge, which may take longer because no request waits for it."""
+"""Time limit of a purge in seconds; it may take long, because no request waits for it."""
 
 T = TypeVar("T")
 
 
 class CacheStoreError(Exception):
-    """A store did not do it. The text says why."""
+    """A failed operation of a store. The text has the reason."""
 
 
 class Store(Protocol):
-    """Bytes by key, somewhere else. Methods but `__str__` raise `CacheStoreError`; a cancelled call does no damage."""
+    """External storage of bytes by key. Methods except `__str__` raise `CacheStoreError`; calls may be cancelled."""
 
     def __str__(self) -> str:
-        """Return the store's place, for the log, without secrets."""
+        """Return the store's address for the log, without secrets."""
 
     async def get(self, key: str) -> bytes | None: ...
 
     async def set(self, key: str, value: bytes, ttl_s: float) -> None:
-        """Keep `value`, for `ttl_s` seconds at most; 0: any time."""
+        """Store `value`, for at most `ttl_s` seconds; 0 for no limit."""
 
     async def purge(self, prefix: str) -> int:
-        """Remove everything whose key begins so, little by little; returns how much that was."""
+        """Remove all keys with this prefix in small steps; return their number."""
 
     async def close(self) -> None: ...
 
 
 class SharedCache:
-    """The responses of all models of this server in a store. `timeout_s`: how long a request waits for it at most.
+    """Responses of all models of this server in a store. `timeout_s`: maximum wait of a request for it.
 
-    Responses longer than `longest` bytes (0: any) are not kept, and none for longer than `ttl_s` (0: any time).
+    Responses longer than `longest` bytes (0: no limit) are not stored, and others for `ttl_s` at most (0: no limit).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SharedCache:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.ending = False
-        """True while the server ends: it leaves its entries to the servers that go on."""
+        """True while the server ends: its entries stay for other servers."""
         self._store = store
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
@@ -88,7 +88,7 @@ class SharedCache:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def _look(self) -> None:
-        """Check that the store can be read; a new connection may take its time."""
+        """Check that the store can be read; a new connection may take some time."""
         async with asyncio.timeout(_CONNECT_S + self._timeout_s):
             await self._store.get(f"{_PREFIX}:probe")
 
@@ -142,7 +142,7 @@ class SharedCache:
             self._writing.on_failure(f"a response was not accepted within {_WRITE_S:g} s")
         except CacheStoreError as error:
             self._writing.on_failure(error)
-        except ValueError as error:  # a parameter that JSON does not have
+        except ValueError as error:  # a parameter without a JSON form
             _log.debug("response cache %s: '%s' is not kept: %s", self._store, name, error)
         else:
             self._writing.on_success()
@@ -151,7 +151,7 @@ class SharedCache:
             self._written -= size
 
     def purge(self, prefix: str) -> None:
-        """Remove what was kept of a model, soon. Not when the server ends, nor while the store is away."""
+        """Remove a model's entries in the background. Not while the server ends or the store is unreachable."""
         if not self.ending and not self._reading.open:
             self._go(self._purge(prefix))
 
@@ -171,7 +171,7 @@ class SharedCache:
         return task
 
     async def close(self) -> None:
-        """End what is under way, and let go of the store. Never raises."""
+        """End pending operations, and close the store. Never raises."""
         self.ending = True
         self._reading.end()
         self._writing.end()
@@ -186,9 +186,9 @@ class SharedCache:
 
 
 class ModelCache:
-    """Implements `response_cache.Cache` for one loaded version: what has the same `identity` shares the responses.
+    """Implements `response_cache.Cache` for one loaded version; versions with the same `identity` share responses.
 
-    `identity` stands for all that the responses depend on, besides the request: models, configuration, code.
+    `identity` represents everything besides the request that responses depend on: models, configuration, code.
     """
 
     def __init__(self, shared: SharedCache, model: str, version: int, identity: bytes) -> None:
@@ -196,7 +196,7 @@ class ModelCache:
         self._prefix = f"{_PREFIX}:{model}:{version}:{identity.hex()}"
 
     def get(self, owner: object, key: bytes) -> InferenceResponse | None:
-        """None: nothing is known without a wait."""
+        """Return None: every lookup takes a wait."""
         return None
 
     def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
@@ -210,16 +210,16 @@ class ModelCache:
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work`, on a thread if it is about many bytes."""
+    """Return the result of `work`, on a thread if it processes many bytes."""
     return await asyncio.to_thread(work) if size > _LONG else work()
 
 
 _SCANNED = 500
-"""Keys that a purge looks at in one go."""
+"""Number of keys that a purge scans at a time."""
 
 
 def connect(settings: RedisSettings) -> "RedisStore":
-    """Return a store that connects when it is first used. Raises UNAVAILABLE if the library is missing."""
+    """Return a store that connects on first use. Raises UNAVAILABLE if the library is missing."""
     try:
         from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
         from redis.asyncio.retry import Retry
@@ -231,7 +231,7 @@ def connect(settings: RedisSettings) -> "RedisStore":
         ) from error
 
     class NamedConnection(SSLConnection):
-        """Asks for the certificate of another name than that of the host."""
+        """Connection that checks the certificate for another name than the host's."""
 
         def _connection_arguments(self) -> Mapping[str, Any]:
             return {**super()._connection_arguments(), "server_hostname": settings.sni}
@@ -243,9 +243,9 @@ def connect(settings: RedisSettings) -> "RedisStore":
         "username": settings.user or None,
         "password": settings.password or None,
         "socket_connect_timeout": settings.connect_timeout_s,
-        # No limit of the library's own: each call here has one around it.
+        # No time limit of the library's own: each call here has one.
         "socket_timeout": None,
-        # At once, and once only: a connection that has been idle may have ended.
+        # One retry, at once: an idle connection may have been closed.
         "retry": Retry(NoBackoff(), 1),
     }
     kind: type[Connection] = Connection
@@ -264,7 +264,7 @@ def connect(settings: RedisSettings) -> "RedisStore":
 
 
 class RedisStore:
-    """Implements `shared_cache.Store`. `failures` are what the client raises."""
+    """Implements `shared_cache.Store`. `failures`: exceptions of the client."""
 
     def __init__(self, settings: RedisSettings, client: Any, failures: tuple[type[Exception], ...]) -> None:
         self._place = f"redis://{settings.host}:{settings.port}/{settings.db}"
@@ -293,7 +293,7 @@ class RedisStore:
                 return count
 
     async def close(self) -> None:
-        await self._attempt(partial(self._client.aclose, close_connection_pool=True))  # else only a pool of its own
+        await self._attempt(partial(self._client.aclose, close_connection_pool=True))  # it is not the client's own
 
     async def _attempt(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:

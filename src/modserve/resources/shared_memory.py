@@ -1,6 +1,6 @@
-"""Regions of memory that clients share, registered by name (protocol: shared memory extensions).
+"""Shared-memory regions of clients, registered by name (protocol: shared memory extensions).
 
-The client makes a region and owns it. The server maps it and never removes it.
+The client creates and owns a region. The server maps it and never removes it.
 """
 
 import resource
@@ -18,7 +18,7 @@ from .cuda import Cuda, CudaMemory
 from .posix import PosixMemory
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
-"""The start of the keys of memory between a server and its own workers, which no client may access."""
+"""Key prefix of memory shared between a server and its own workers, which clients must not access."""
 
 _MOST_REGIONS = 16384
 
@@ -34,13 +34,13 @@ class Memory(Protocol):
     """The bytes of a region. The caller has checked offsets and sizes against the size of the region."""
 
     def read(self, offset: int, size: int) -> Buffer:
-        """Return a view if possible, else a copy. Raises INVALID_ARG if the bytes do not exist any more."""
+        """Return a view if possible, otherwise a copy. Raises INVALID_ARG if the bytes no longer exist."""
 
     def write(self, offset: int, raw: Buffer) -> None:
-        """Raises INVALID_ARG like `read`."""
+        """Write `raw` at `offset`. Raises INVALID_ARG like `read`."""
 
     def close(self) -> None:
-        """Ends the mapping. Views that are still held stay valid."""
+        """End the mapping. Existing views stay valid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +49,14 @@ class _Registered:
     memory: Memory
     users: int = 0
     leaving: bool = False
-    """True if it ends once no request uses it. New requests do not get it, so that it ends even under steady use."""
+    """True if the region ends once no request uses it. New requests do not get it, so it ends even under steady use."""
 
 
 class SharedMemory:
-    """The registered regions of a server. Usable from any thread.
+    """The registered regions of a server. Usable on any thread.
 
-    Without `allowed`, nothing can be registered. `directory` is the system's directory of POSIX shared memory. Each
-    region keeps a file open, so there are at most `most`: by default, half of the files that the process may open.
+    Without `allowed`, nothing can be registered. `directory`: the system's directory of POSIX shared memory. Each
+    region keeps a file open, so there are at most `most`: by default, half of the process's limit on open files.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class SharedMemory:
         self._most = _half_of_the_files() if most is None else most
         self._cuda = cuda or Cuda()
         self._regions: dict[tuple[str, str], _Registered] = {}
-        """Regions by tenant and name: names are a tenant's own."""
+        """Regions by tenant and name: each tenant has its own names."""
         self.with_cuda = False
-        """A region of GPU memory has been registered: reading and writing may have to copy."""
+        """True once GPU memory has been registered: reading and writing may have to copy."""
         self._replaced = 0
-        """The number of leaving regions whose names have been registered again."""
+        """Number of leaving regions with names that have been registered again."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"SharedMemory({sorted(name for _, name in self._regions)})"
 
     def check_may_register(self, kind: type[R], name: str) -> None:
-        """The checks that only need the name. Raises UNSUPPORTED or INVALID_ARG."""
+        """Check the conditions that need only the name. Raises UNSUPPORTED or INVALID_ARG."""
         self._check_allowed()
         if not name:
             raise invalid(f"'region name' is necessary to register {_KINDS[kind].lower()} shared memory region")
 
     def register_system(self, region: SystemRegion) -> None:
-        """Raises UNSUPPORTED, ALREADY_EXISTS, INVALID_ARG if memory cannot be mapped, UNAVAILABLE at the limit."""
+        """Register a region. Raises UNSUPPORTED, ALREADY_EXISTS, INVALID_ARG if mapping fails, UNAVAILABLE if full."""
         key = region.key
         self.check_may_register(SystemRegion, region.name)
         if not key.strip("/"):
@@ -104,11 +104,11 @@ class SharedMemory:
             self._put(_Registered(region, PosixMemory(self._directory, region)))
 
     def register_cuda(self, region: CudaRegion, handle: bytes) -> None:
-        """`handle` is a ``cudaIpcMemHandle_t``. Raises like `register_system`."""
+        """Register GPU memory; `handle` is a ``cudaIpcMemHandle_t``. Raises like `register_system`."""
         self.check_may_register(CudaRegion, region.name)
         with self._lock:
             self._check_free(region)
-        # The first call may take a second, so it does not hold the lock.
+        # Without the lock: the first call may take a second.
         memory = self._cuda.open(region, handle)
         try:
             with self._lock:
@@ -138,7 +138,8 @@ class SharedMemory:
         return [region]
 
     def unregister(self, kind: type[R], name: str = "", tenant: str = "") -> None:
-        """Ends the tenant's named region, or all of the kind; regions in use end with the last request that uses them.
+        """Unregister the tenant's named region, or all of the kind; regions in use end with the last request that uses
+        them.
 
         An unknown name is not an error. Raises UNSUPPORTED.
         """
@@ -152,7 +153,7 @@ class SharedMemory:
                     registered.leaving = True
                     if self._forget_if_idle(registered):
                         idle.append(registered)
-        for registered in idle:  # without the lock: the driver of a GPU may take its time
+        for registered in idle:  # without the lock: a GPU driver may be slow
             registered.memory.close()
 
     def lease(self, tenant: str = "") -> "SharedMemoryLease":
@@ -160,7 +161,7 @@ class SharedMemory:
         return SharedMemoryLease(self, tenant)
 
     def take(self, name: str, tenant: str = "") -> _Registered:
-        """Adds a user to a region. Raises NOT_FOUND."""
+        """Add a user to a region. Raises NOT_FOUND."""
         with self._lock:
             registered = self._regions.get((tenant, name))
             if registered is None or registered.leaving:
@@ -169,7 +170,7 @@ class SharedMemory:
             return registered
 
     def give_back(self, used: Iterable[_Registered]) -> None:
-        """Removes a user from each region."""
+        """Remove a user from each region."""
         idle: list[_Registered] = []
         with self._lock:
             for registered in used:
@@ -200,7 +201,7 @@ class SharedMemory:
             )
 
     def _forget_if_idle(self, registered: _Registered) -> bool:
-        """Remove a leaving region that no request uses. True if removed, so that the caller closes its memory."""
+        """Remove a leaving region that no request uses. Return True if removed; the caller then closes its memory."""
         if not registered.leaving or registered.users:
             return False
         if self._regions.get(place := _place(registered.region)) is registered:
@@ -241,7 +242,7 @@ class SharedMemoryLease:
             self._registry.give_back(used.values())
 
     def _take(self, place: RegionSlice) -> _Registered:
-        """Return the region of a place that is inside it. The lease takes each region once, for all tensors in it."""
+        """Return the region of a place inside it. The lease takes each region once, for all its tensors."""
         if self._used is None:
             self._used = {}
         registered = self._used.get(place.region)
@@ -251,7 +252,7 @@ class SharedMemoryLease:
         if not 0 <= place.offset < size:
             raise invalid(f"Invalid offset for shared memory region: '{place.region}'")
         byte_size = place.byte_size
-        if byte_size < 0:  # which gRPC lets through; Triton takes it for an unsigned number
+        if byte_size < 0:  # gRPC accepts it; Triton reads it as an unsigned number
             byte_size += 2**64
         if byte_size > _SIZE_MAX - place.offset:
             raise invalid(

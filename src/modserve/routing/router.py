@@ -1,13 +1,12 @@
-"""The routing of one model, and the servable that stands in front of its versions while there is one.
+"""Routing of one model among its versions, and the servable in front of these while there is a routing.
 
-The `Router` keeps what outlives loads: the weights as they are now, whose turn it is, and all counts. Whenever another
-set of versions is READY, the table gets another `Routed`, which knows the servables. A version that is not READY, or
-has nothing to run it, leaves its share to the others; if none is left, requests go to the latest version of those that
-were not rolled back.
+The `Router` has the state that outlives loads: current weights, turns, and all counts. When the set of READY versions
+changes, the table gets a new `Routed`, which knows the servables. A version that is not READY, or has no instance,
+leaves its share to the others; if none is left, requests go to the latest version that was not rolled back.
 
-Requests of a sequence go to the version that has it, regardless of the weights by then.
+Requests of a sequence go to the version that has it, regardless of current weights.
 
-Chooses the route of a request: by weights in turn, or by the hash of a key.
+The route of a request is chosen by weights in turn, or by the hash of a key.
 """
 
 import hashlib
@@ -35,29 +34,29 @@ from .shadow import ShadowTraffic
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A way through the split, which leads to one version."""
+    """A share of the traffic that leads to one version."""
 
     name: str
-    """Text as it was written: a label, or a version in digits."""
+    """Name in the routing: a label, or a version in digits."""
     version: int
     weight: float
     credit: float = 0.0
-    """Weights that it is owed: between minus and plus the sum of all weights."""
+    """Weight that it is owed, between minus and plus the sum of all weights."""
     requests: int = 0
     rolled_back: RolledBack | None = None
     window: RequestWindow | None = None
-    """Latest requests of the route, where a rule looks at them."""
+    """Latest requests of the route, if a rule evaluates them."""
 
     @property
     def open(self) -> bool:
-        """True if it takes requests, provided that its version is READY."""
+        """True if it accepts requests, provided that its version is READY."""
         return self.weight > 0 and self.rolled_back is None
 
 
 def next_route(routes: Iterable[Route]) -> Route:
-    """Return the route whose turn it is: of any number of calls, each route gets its share to within one, evenly mixed.
+    """Return the next route by weight: of any number of calls, each route gets its share to within one, evenly mixed.
 
-    Each is credited its weight, and the one with the most credit pays for all. There must be one.
+    Each route is credited its weight, and the one with the most credit pays for all. There must be one.
     """
     total = 0.0
     best: Route | None = None
@@ -72,12 +71,12 @@ def next_route(routes: Iterable[Route]) -> Route:
 
 
 def route_of(key: str, routes: Sequence[Route]) -> Route:
-    """Return the route of all requests with `key`. It changes for as few keys as possible when weights or routes do.
+    """Return the route of all requests with `key`. Changes of weights or routes move as few keys as possible.
 
-    Each route draws a number from the key, the smaller the larger its weight, and the smallest wins (rendezvous
-    hashing with weights).
+    Each route draws a number from the key, smaller for larger weights, and the smallest wins (weighted rendezvous
+    hashing).
     """
-    digest = _digest(key.encode("utf-8", "surrogatepass"))  # of a key that may be long
+    digest = _digest(key.encode("utf-8", "surrogatepass"))  # the key may be long
     return min(routes, key=lambda route: _draw(digest, route.name) / route.weight)
 
 
@@ -86,7 +85,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _draw(key: bytes, name: str) -> float:
-    """Return a number with an exponential distribution."""
+    """Return an exponentially distributed number."""
     number = int.from_bytes(_digest(key + name.encode()), "little")
     return -math.log((number + 1) / (2**64 + 1))
 
@@ -94,24 +93,24 @@ def _draw(key: bytes, name: str) -> float:
 _log = logging.getLogger(__name__)
 
 _MORE_OF_BASELINE = 10
-"""Requests kept of the baseline per request of the canary, which usually gets fewer in the same time."""
+"""Number of baseline requests kept per canary request, as the canary usually gets fewer in the same time."""
 _NOT_ITS_FAULT = frozenset({Code.INVALID_ARG, Code.CANCELLED})
-"""Failures that say nothing of the version: mistakes of clients, and their absence."""
+"""Failures not caused by the version: clients' mistakes and disconnects."""
 
 
 class RouteRollback(NamedTuple):
-    """A version of a model is rolled back, in values that JSON has: other workers do the same."""
+    """Rollback of a model's version, in JSON values; other workers apply it as well."""
 
     model: str
     version: int
     reason: str
-    """Empty if it is no longer."""
+    """Reason; empty if the rollback has ended."""
     document: Mapping[str, Any]
-    """The whole routing: another one begins anew."""
+    """The whole routing; a different one starts again."""
 
 
 class Router:
-    """`source` says where the routing is from: ``config``, ``api``, or empty if it is only there for old sequences."""
+    """`source`: origin of the routing, ``config`` or ``api``; empty if it remains only for old sequences."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class Router:
         self._on_rollback = on_rollback
         self.routes = [Route(route, routing.version(route), weight) for route, weight in routing.split.items()]
         self.keyless = 0
-        """Requests without the parameter by which they would have been sticky."""
+        """Requests without the parameter for sticky routing."""
         self.shadow_traffic = None if routing.shadow is None else ShadowTraffic(routing.shadow, memory)
         rule = routing.rollback
         self._ended = 0
@@ -147,7 +146,7 @@ class Router:
             self._baseline.window = RequestWindow(rule.last_requests * _MORE_OF_BASELINE, rule.last_ns)
 
     def choose(self, request: InferenceRequest, routes: Sequence[Route]) -> Route:
-        """Choose one of the routes, of which there is at least one."""
+        """Choose one of the routes; there must be one."""
         if self.routing.sticky:
             key = _key(request, self.routing.sticky)
             if key:
@@ -156,7 +155,7 @@ class Router:
         return next_route(routes)
 
     def on_end(self, route: Route, began_ns: int, outcome: Outcome) -> None:
-        """A request that took `route` has its last outcome."""
+        """Record the last outcome of a request that took `route`."""
         rule, window = self.routing.rollback, route.window
         failed = isinstance(outcome, ModserveError)
         if rule is None or window is None or route.rolled_back is not None:
@@ -169,7 +168,7 @@ class Router:
             return
         self._ended += 1
         if not failed and self._ended % (1 + len(window) // 20):
-            return  # sorting all durations each time would take long
+            return  # sorting all durations each time takes long
         baseline = None if self._baseline is None else self._baseline.window
         if baseline is not None:
             baseline.forget(now_ns)
@@ -178,13 +177,13 @@ class Router:
             self._on_rollback(RouteRollback(self.name, route.version, reason, self.routing.document))
 
     def roll_back(self, version: int, rolled_back: RolledBack | None) -> None:
-        """A version loses its weight, or has it again."""
+        """Remove the weight of a version, or restore it."""
         for route in self.routes:
             if route.version == version:
                 route.rolled_back = rolled_back
 
     def share(self, route: Route, ready: Callable[[Route], bool]) -> float:
-        """Return the share of the requests that a route gets, from 0 to 1."""
+        """Return a route's share of the requests, from 0 to 1."""
         weights = {each.name: each.weight for each in self.routes if each.open and ready(each)}
         return weights.get(route.name, 0.0) / (sum(weights.values()) or 1.0)
 
@@ -198,7 +197,7 @@ class Router:
             yield ShadowFigures(self.name, version, self.shadow_traffic.outcomes, self.shadow_traffic.in_flight)
 
     def report(self, trouble: Callable[[int], str]) -> dict[str, Any]:
-        """The routing and what it has done, as JSON has it. `trouble` says why a version is not READY, or nothing."""
+        """Return the routing and its results as JSON values. `trouble`: why a version is not READY, or empty."""
         troubles = {route.name: trouble(route.version) for route in self.routes}
         return {
             "model": self.name,
@@ -226,7 +225,7 @@ class Router:
 
 
 def _key(request: InferenceRequest, sticky: str) -> str:
-    """Return the value by which a request is sticky; empty if it has none. Names of headers have no case."""
+    """Return the value for sticky routing; empty if there is none. Header names are case-insensitive."""
     header = sticky.removeprefix("header:")
     if header == sticky:
         value = request.parameters.get(sticky, "")
@@ -235,9 +234,9 @@ def _key(request: InferenceRequest, sticky: str) -> str:
 
 
 class Routed:
-    """Implements `core.servable.Servable` in front of the READY versions of one model, which it chooses from.
+    """Implements `core.servable.Servable` in front of the READY versions of one model, and chooses among them.
 
-    It is `SequenceKeeper` and `ReadinessChecker`, too, for all of them.
+    Also a `SequenceKeeper` and `ReadinessChecker` for all of them.
     """
 
     def __init__(self, router: Router, served: Mapping[int, Servable], latest: Servable) -> None:
@@ -273,13 +272,13 @@ class Routed:
         try:
             member = membership(request)
         except ModserveError:
-            return self._latest.submit(request, sink, now_ns)  # which refuses it
+            return self._latest.submit(request, sink, now_ns)  # the version refuses the request
         if not member.start:
             for keeper in self._keepers:
                 if keeper.has_sequence(member.key):
                     servable = next(each for each in self.parts if each is keeper)
                     return self._submit(request, sink, now_ns, servable, self._by_version.get(servable.id.version))
-            return self._latest.submit(request, sink, now_ns)  # which refuses it, or leaves it to another worker
+            return self._latest.submit(request, sink, now_ns)  # the version refuses it, or leaves it to another worker
         chosen, route = self._choose(request)
         inflight = self._submit(request, sink, now_ns, chosen, route)
         for keeper in self._keepers:
@@ -296,7 +295,7 @@ class Routed:
 
     @property
     def _spare(self) -> Servable:
-        """Target of requests that no route can take: the latest version, but none rolled back next to others."""
+        """Version for requests without a route: the latest one, a rolled-back one only without others."""
         rolled_back = {route.version for route in self._router.routes if route.rolled_back is not None}
         if self._latest.id.version not in rolled_back:
             return self._latest
@@ -328,7 +327,7 @@ class Routed:
 
     @property
     def unready_reason(self) -> str | None:
-        """None if any version can take what comes."""
+        """Reason that no version can take requests; None if one can."""
         reasons = [servable.unready_reason for servable in self._receivers]
         return None if None in reasons else reasons[0]
 
@@ -370,7 +369,7 @@ class Routed:
 
 
 class _RouteSink:
-    """Implements `core.requests.response.ResponseSink` before the sink of a request: its client is served first."""
+    """Implements `core.requests.response.ResponseSink` before a request's own sink, which gets outcomes first."""
 
     __slots__ = ("_began_ns", "_copied", "_route", "_router", "_shadow", "_sink")
 

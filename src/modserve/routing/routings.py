@@ -1,4 +1,4 @@
-"""The routings of all models: their origin, their lifetime, and the operations on them."""
+"""The routings of all models: origin, lifetime, and operations."""
 
 import json
 import logging
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 
 API, CONFIG, ENDED = "api", "config", ""
 _SAME = ("model", "source", "routing")
-"""Fields of reports that are alike in each worker."""
+"""Fields of reports that are the same in each worker."""
 
 
 class Routings:
-    """Routings by the names of models. A client's routing takes the place of the configuration's until it is deleted,
-    or no version of the model is READY any more.
+    """Routings by model name. A client's routing replaces the configuration's until it is deleted, or no version of the
+    model is READY any more.
 
-    Copies of requests take from `memory`. `on_rollback` is called when a version was rolled back here: by the rule of a
-    routing, or by a client. A rollback lasts until the routing is set again.
+    Copies of requests take from `memory`. `on_rollback` is called when a version was rolled back here, by the rule of a
+    routing or by a client. A rollback lasts until the routing is set again.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class Routings:
         self._on_rollback = on_rollback
         self._rolled_back: dict[str, dict[int, RolledBack]] = {}
         self.decisions = 0
-        """Number of decisions about what is rolled back."""
+        """Number of rollback decisions."""
         self.keep: Callable[[str, int, RolledBack], object] = lambda name, version, rolled_back: None
-        """Called with what a rule has rolled back, by a caller that can write it down."""
+        """Callback that writes down a rollback made by a rule."""
 
     def _router(self, name: str, routing: Routing, source: str, revision: str = "") -> Router:
         router = Router(name, routing, source, self._memory, on_rollback=self._by_rule, revision=revision)
@@ -53,7 +53,7 @@ class Routings:
         return router
 
     def latest(self, name: str, served: Mapping[int, Servable]) -> Servable | None:
-        """Return the highest of the READY versions that was not rolled back next to others."""
+        """Return the highest READY version, without rolled-back ones if there are others."""
         good = [servable for version, servable in served.items() if version not in self.rollbacks_of(name)]
         return max(good or served.values(), key=lambda each: each.id.version, default=None)
 
@@ -70,7 +70,7 @@ class Routings:
     def _configure(
         self, name: str, routing: Routing | None, router: Router | None, served: Mapping[int, Servable]
     ) -> Router | None:
-        """Return the router of a configuration's routing, which goes on as it is if that has not changed."""
+        """Return the router of a configuration's routing; an unchanged one keeps its state."""
         if routing is not None and (router is None or router.source != CONFIG or router.routing != routing):
             router = self._router(name, routing, CONFIG)
         elif routing is None and router is not None:
@@ -83,15 +83,15 @@ class Routings:
         return router
 
     def check_versions(self, name: str, document: object, versions: Collection[int], unserved: str = "") -> None:
-        """Raises INVALID_ARG for a routing to other versions than `versions`, unless it allows missing ones."""
+        """Raise INVALID_ARG for a routing to other versions than `versions`, unless it allows missing ones."""
         reason = "" if document is None else reading.missing(reading.read(document), versions, unserved)
         if reason:
             raise invalid(f"model '{name}': {reason}")
 
     def set(self, name: str, latest: Servable, document: object, revision: str = "") -> None:
-        """Route as `document` says, which is JSON; None goes back to the configuration's routing, if it has one.
+        """Set the routing by `document`, JSON values; None restores the configuration's routing, if any.
 
-        `front` has to be called then. Raises INVALID_ARG, and changes nothing.
+        `front` must be called afterwards. Raises INVALID_ARG without changing anything.
         """
         if document is None:
             former = self._routers.get(name)
@@ -110,13 +110,13 @@ class Routings:
         self._routers[name] = self._router(name, routing, API, revision)
         _log.info("model '%s': a client has set the routing %s", name, json.dumps(routing.document))
 
-    # Versions that were rolled back
+    # Rollbacks
 
     def rollbacks_of(self, name: str) -> Mapping[int, RolledBack]:
         return self._rolled_back.get(name, {})
 
     def note(self, name: str, version: int, latest: Servable | None) -> str:
-        """Return the index's note on a READY version: that it was rolled back, or of the latest that others were."""
+        """Return the index's note on a READY version: its rollback, or for the latest version, others' rollbacks."""
         known = self.rollbacks_of(name)
         if version in known:
             return f"rolled back, and takes no requests that name no version: {known[version].reason}"
@@ -125,13 +125,13 @@ class Routings:
         return "; ".join(f"version {each} was rolled back: {of.reason}" for each, of in sorted(known.items()))
 
     def recall(self, name: str, rolled_back: Mapping[int, RolledBack]) -> None:
-        """Rollbacks in a model's folder: all but those that could not be written there."""
+        """Set the rollbacks in a model's folder; rollbacks that could not be written there are kept."""
         unsaved = {version: each for version, each in self.rollbacks_of(name).items() if each.unsaved}
         self._rolled_back[name] = unsaved | dict(rolled_back)
 
     @property
     def rollbacks(self) -> list[RouteRollback]:
-        """Rollbacks of all models."""
+        """Return the rollbacks of all models."""
         return [
             RouteRollback(name, version, rolled_back.reason, self._document(name))
             for name, versions in self._rolled_back.items()
@@ -139,14 +139,14 @@ class Routings:
         ]
 
     def roll_back(self, rollback: RouteRollback) -> None:
-        """Do what was done in another worker, if the model still has the same routing."""
+        """Apply a rollback from another worker, if the model still has the same routing."""
         if self._document(rollback.model) == rollback.document:
             self._mark(rollback)
 
     def decide(self, name: str, versions: Mapping[int, str]) -> Mapping[int, RolledBack | None]:
-        """Roll back what `reading.rollbacks` has read, here and in the other workers. What holds of it then.
+        """Apply rollbacks read by `reading.rollbacks`, here and in other workers; return the resulting ones.
 
-        `front` has to be called then.
+        `front` must be called afterwards.
         """
         for version, reason in versions.items():
             rollback = RouteRollback(name, version, reason, self._document(name))
@@ -155,7 +155,7 @@ class Routings:
         return {version: self.rollbacks_of(name).get(version) for version in versions}
 
     def mark_unsaved(self, name: str, version: int, why: str) -> None:
-        """Note why a rollback could not be written down; empty once it is."""
+        """Set the reason that a rollback could not be written; empty once it is."""
         known = self._rolled_back.get(name, {})
         if version in known:
             known[version] = replace(known[version], unsaved=why)
@@ -184,9 +184,9 @@ class Routings:
         return {} if router is None else router.routing.document
 
     def resolve_label(self, name: str, text: str, failure: ModserveError) -> int:
-        """Return the version of a model with the label `text`, which is no number.
+        """Return the version of a model with the label `text`, which is not a number.
 
-        Raises NOT_FOUND for an unknown label, and `failure` for a model without labels or a text that cannot be one.
+        Raises NOT_FOUND for an unknown label, and `failure` for a model without labels or an invalid label.
         """
         router = self._routers.get(name)
         labels: Mapping[str, int] = {} if router is None else router.routing.labels
@@ -214,12 +214,12 @@ class Routings:
         return {**report, "rolled_back": versions} if versions else report
 
     def revision(self, name: str) -> str:
-        """Name of a model's routing in all workers; another one counts from 0."""
+        """Name of a model's routing in all workers; a different one counts from 0."""
         router = self._routers.get(name)
         return "" if router is None else router.revision or json.dumps(router.routing.document)
 
     def counts(self, trouble: Callable[[str, int], str]) -> list[dict[str, Any]]:
-        """Return the parts of all reports that are other in other workers."""
+        """Return the parts of all reports that differ between workers."""
         return [
             {"name": name, "revision": self.revision(name), "workers": 1}
             | {key: value for key, value in router.report(partial(trouble, name)).items() if key not in _SAME}

@@ -1,10 +1,8 @@
-"""Copies of requests for a shadow version, with responses that are only compared with those that clients got.
+"""Copies of requests for a shadow version; its responses are only compared with the clients' responses.
 
-A copy is made when the client's response has been handed over, so that it cannot delay or fail the request it is a copy
-of. It is dropped, and counted as dropped, if too many are in flight, if its tensors do not fit the server's memory for
-requests, or if they lie in memory that the client may change by then.
-
-Compares two responses.
+A copy is made after the client's response has been delivered, so it can neither delay nor fail the original request. It
+is dropped, and counted as dropped, if too many are in flight, if its tensors exceed the server's memory for requests,
+or if they are in memory that the client may change by then.
 """
 
 import asyncio
@@ -26,10 +24,10 @@ from modserve.core.tensors.tensor import Array, Tensor, format_shape
 
 
 def difference(expected: Mapping[str, Tensor], other: Mapping[str, Tensor], tolerance: float) -> str:
-    """Return the place where `other` differs from `expected`, by the first output that does; empty if it does not.
+    """Return a description of the first output of `other` that differs from `expected`; empty if none does.
 
-    Elements of floating point are the same up to a relative difference of `tolerance`; all others only if they are
-    equal. Takes time with the size of the tensors, and copies those of devices to the host.
+    Floating-point elements are equal up to a relative difference of `tolerance`; all others must be identical. The time
+    grows with the tensors' size, and device tensors are copied to the host.
     """
     if missing := expected.keys() - other.keys():
         return f"output '{min(missing)}' is missing"
@@ -62,9 +60,9 @@ def _describe_difference(differing: Array, more: str) -> str:
 
 
 _PATIENCE_NS: Final = 10_000_000_000
-"""Longest wait of a copy."""
+"""Maximum time of a copy in the queue."""
 _SHORT: Final = 64 * 1024
-"""Bytes of outputs that are compared on the event loop's thread; more, or those of a device, on another one."""
+"""Size in bytes of outputs compared on the event loop's thread; larger ones and device tensors use another thread."""
 
 
 def _soon(callback: Callable[[], None]) -> None:
@@ -72,7 +70,7 @@ def _soon(callback: Callable[[], None]) -> None:
 
 
 def _aside(compare: Callable[[], str], done: Callable[[str], None]) -> None:
-    """Run `compare` on a thread, and then `done` with its result, or with why it failed."""
+    """Run `compare` on a thread, and then `done` with its result or the reason of its failure."""
 
     def on_end(future: "asyncio.Future[str]") -> None:
         if not future.cancelled():
@@ -83,7 +81,7 @@ def _aside(compare: Callable[[], str], done: Callable[[str], None]) -> None:
 
 
 class ShadowTraffic:
-    """The shadow of one model. `call_soon` runs something when the present turn of the event loop is over."""
+    """The shadow of one model. `call_soon`: runs a function after the current turn of the event loop."""
 
     def __init__(
         self,
@@ -98,15 +96,15 @@ class ShadowTraffic:
         self._aside = aside
         self._due = 0.0
         self.outcomes = {"same": 0, "different": 0, "failed": 0, "dropped": 0}
-        """Every sampled request is one of them in the end, unless it failed itself."""
+        """Each sampled request is counted as one of these, unless it failed itself."""
         self.in_flight = 0
         self.last_difference = ""
         self.last_failure = ""
 
     def sample(self, request: InferenceRequest) -> bool:
-        """Return True if a request is to be copied: of any number of requests their share, to within one."""
+        """Return True if a request is to be copied: the configured share of them, to within one."""
         if request.parameters.get("sequence_id"):
-            return False  # an ensemble's, whose steps may have sequences
+            return False  # of an ensemble: its steps may have sequences
         self._due += self._rule.share
         if self._due < 1:
             return False
@@ -117,7 +115,7 @@ class ShadowTraffic:
         return True
 
     def copy(self, request: InferenceRequest, response: InferenceResponse, servable: Servable) -> None:
-        """The client of `request` has got its response: `servable` is to respond to the same."""
+        """Submit a copy of `request` to `servable`, after its client has received the response."""
         size = response.size + sum([tensor.size for tensor in request.inputs.values()])
         if self.in_flight >= self._rule.max_in_flight or not self._memory.fits(size):
             self.outcomes["dropped"] += 1
@@ -146,7 +144,7 @@ class ShadowTraffic:
             self._end("failed", size, f"{error}")
 
     def on_settle(self, expected: InferenceResponse, outcome: InferenceResponse | ModserveError, size: int) -> None:
-        """The shadow has responded to a copy for which `size` bytes are held."""
+        """Handle the outcome of a copy that holds `size` bytes."""
         if isinstance(outcome, ModserveError):
             self._end("failed", size, outcome.message)
             return
@@ -159,7 +157,7 @@ class ShadowTraffic:
             return
         try:
             text = compare()
-        except Exception as error:  # a tensor that cannot be read
+        except Exception as error:  # an unreadable tensor
             text = f"cannot be compared: {error}"
         self._on_compared(size + more, text)
 
@@ -176,7 +174,7 @@ class ShadowTraffic:
         self._memory.give_back(size)
 
     def report(self) -> dict[str, Any]:
-        """Return the report in values that JSON has."""
+        """Return the report as JSON values."""
         return {
             "version": self._rule.route,
             **self.outcomes,
@@ -187,7 +185,7 @@ class ShadowTraffic:
 
 
 class _ComparisonSink(SingleResponseSink):
-    """Gets the response to a copy."""
+    """Sink for the response to a copy."""
 
     __slots__ = ("_expected", "_shadow_traffic", "_size")
 
@@ -202,6 +200,6 @@ class _ComparisonSink(SingleResponseSink):
 
 
 def _borrowed(tensor: Tensor) -> bool:
-    """True if its elements are in a region of shared memory, which its client may change after the response."""
+    """True if its elements are in a shared-memory region, which the client may change after the response."""
     received = tensor.received
     return tensor.device is not None or (isinstance(received, memoryview) and isinstance(received.obj, mmap.mmap))

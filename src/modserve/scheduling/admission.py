@@ -1,4 +1,4 @@
-"""Admission to a queue: requests that are predicted to be too late are refused at once."""
+"""Admission to a queue: requests that will probably be late are refused at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _OFF = Admission()
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """Reason that a queue has no room for a request. `most` is the queue size that tenants share as limits."""
+    """Reason that a queue has no room for a request. `most`: queue size that tenants share as limits."""
 
     tenant: str = ""
     waiting: int = 0
@@ -27,12 +27,12 @@ WHOLE_QUEUE = QueueLimit()
 
 
 class Gate:
-    """Says which requests may queue.
+    """Decides which requests may queue.
 
-    `run_ns` predicts how long a batch of a size runs, 0 for unknown. It should rather guess too low: a request that was
-    refused never shows that it would have been in time. `remaining_ns` predicts at a time how long each slot is busy.
-    Batches have up to `limit` items; 0 for models that run each request on its own. The queue delay does not count,
-    since it ends early for a request with a deadline or a queue limit.
+    `run_ns`: predicts the run time of a batch size, 0 for unknown. Low guesses are preferable: a refused request never
+    shows that it would have been in time. `remaining_ns`: predicts at a time how long each slot stays busy. Batches
+    have up to `limit` items; 0 for models that run each request on its own. The queue delay does not count, since it
+    ends early for a request with a deadline or a queue limit.
     """
 
     def __init__(
@@ -50,11 +50,10 @@ class Gate:
         """True if `check` may refuse requests."""
 
     def check(self, inflight: Inflight, count: int, size: int, now_ns: int) -> None:
-        """Raise `OverloadedError` if the request would come too late behind `count` others with a total of `size`.
+        """Raise `OverloadedError` if the request would be late after `count` others with a total of `size`.
 
-        Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. A
-        request may always come in while a slot is free and none waits: the prediction may be wrong, and would stay so
-        if nothing ran any more.
+        Its queue limit bounds the wait; its deadline and the latency goal bound wait and execution together. A request
+        is always admitted while a slot is free and none waits: a wrong prediction would otherwise never be corrected.
         """
         allowed_ns = self._options.latency_goal_ns
         if inflight.deadline_ns:
@@ -74,7 +73,7 @@ class Gate:
                 raise self._make_refusal(inflight, waiting_ns, left_ns, waiting_ns - left_ns, "")
         if not allowed_ns:
             return
-        # Those that are left over from the batches ahead are likely to run in its batch.
+        # The remainder of the batches ahead will probably run in its batch.
         running_ns = self._run_ns(min(self._limit, size % self._limit + own) if self._limit else own)
         late_ns = waiting_ns + running_ns - allowed_ns
         if late_ns > 0:
@@ -94,7 +93,7 @@ class Gate:
     def full(
         self, inflight: Inflight, count: int, size: int, now_ns: int, limit: QueueLimit = WHOLE_QUEUE
     ) -> OverloadedError:
-        """Return the refusal of a request when the queue is full. `count` and `size` are of the requests before it."""
+        """Return the refusal of a request by a full queue. `count` and `size`: of the requests ahead of it."""
         text, wait_ns = f"{inflight.request.label}Exceeds maximum queue size", self._wait_ns(count, size, now_ns)
         if not limit.tenant:
             return OverloadedError(text, wait_ns, too_many=self._options.too_many)

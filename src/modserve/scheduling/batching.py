@@ -1,4 +1,4 @@
-"""Decides how many requests run together and when: pure rules over order, sizes and ages."""
+"""Decides how many requests run together, and when: pure rules over order, sizes and ages."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,31 +14,31 @@ from modserve.core.requests.inflight import Inflight
 from .prediction import LengthIndex
 
 FAR_NS = 1 << 62
-"""A time by which every queue delay is over."""
+"""A time after every queue delay."""
 
 
 class Reason(enum.Enum):
     """Reason that a batch stopped growing."""
 
     FULL = "full"
-    """Largest size reached, or the next request does not fit."""
+    """Maximum size reached, or the next request does not fit."""
     PREFERRED = "preferred"
     """Preferred size reached."""
     DELAY = "delay"
-    """The oldest of it has waited for the queue delay."""
+    """The oldest request has waited for the queue delay."""
     IDLE_INSTANCE = "idle_instance"
-    """An instance was free, and there is no queue delay to wait for."""
+    """An instance was free, and there is no queue delay."""
     SHAPE = "shape"
-    """Instance free as above, and the other requests that waited cannot share a batch with these."""
+    """An instance was free as above, and the other waiting requests cannot share this batch."""
     DEADLINE = "deadline"
-    """A request of it would otherwise be too late, or have waited too long."""
+    """A request in it would otherwise miss its deadline or time-out."""
     SINGLE = "single"
     """The model runs each request on its own."""
     NO_GAIN = "no_gain"
-    """Larger batch without gain by measured run times, or these requests run better without the others. The first
-    batches are small for it, until run times are known."""
+    """A larger batch gains nothing by measured run times, or these requests run better without the others. The first
+    batches are small for this reason, until run times are known."""
     REFUSED = "refused"
-    """The engine refused the batch that this request was in, which ran once more by itself."""
+    """The engine refused the original batch, and the request ran again on its own."""
 
 
 @dataclass(init=False, slots=True)
@@ -68,16 +68,15 @@ Decision: TypeAlias = Dispatch | WaitUntil
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, eq=False, repr=False)
 class BatchCandidates:
-    """The requests that may share a batch: iterating gives them, the most urgent first. There is at least one.
+    """The requests that may share a batch, iterated by urgency. There is at least one.
 
-    The queue that holds them keeps sums over them, so that a rule need not read every request at every look. `size` is
-    the sum of their batch sizes, `elements` that of their batch sizes times their lengths. These and `count` are always
-    right. The extremes (`longest`, `oldest_ns`, and the earliest `deadline_ns` and `limit_ns`, where 0 is none) are
-    right unless `stale`: call `renew` then. Most rules without a delay or a limit of elements never read the extremes,
-    and queues for such rules leave them stale.
+    Their queue maintains sums, so that rules need not read every request each time. `size`: sum of batch sizes.
+    `elements`: sum of batch sizes times lengths. These and `count` are always exact. The extremes (`longest`,
+    `oldest_ns`, and the earliest `deadline_ns` and `limit_ns`, 0 for none) are exact unless `stale`: then call `renew`.
+    Most rules without a delay or a limit of elements never read the extremes, and their queues leave them stale.
 
-    `whole` is False if iterating leaves out some requests that are in the sums. `closed` is True if no request that
-    arrives from now on can join the next batch. `lengths` has the same requests by length, if the rule chooses by that.
+    `whole`: False if the iteration omits some requests in the sums. `closed`: True if later arrivals cannot join the
+    next batch. `lengths`: the same requests by length, for rules that choose by it.
     """
 
     requests: Iterable[Inflight] = ()
@@ -97,7 +96,7 @@ class BatchCandidates:
         return iter(self.requests)
 
     def on_join(self, inflight: Inflight) -> None:
-        """Bring the extremes up to date with a request that has just been counted."""
+        """Update the extremes for a request that has just been counted."""
         if self.count == 1:
             self.stale = False
             self.longest = inflight.length
@@ -108,7 +107,7 @@ class BatchCandidates:
             self._include(inflight)
 
     def renew(self) -> None:
-        """Work out the extremes. This reads all requests, so all must be in the iteration."""
+        """Compute the extremes. Reads all requests, so the iteration must include all."""
         self.stale = False
         self.longest = self.deadline_ns = self.limit_ns = 0
         self.oldest_ns = FAR_NS
@@ -125,7 +124,7 @@ class BatchCandidates:
 
 
 Rule: TypeAlias = Callable[[BatchCandidates, int], Decision]
-"""Decides about some requests when an instance is free, at a time in nanoseconds."""
+"""Decides on some requests when an instance is free, at a time in nanoseconds."""
 
 
 def direct(together: BatchCandidates, now_ns: int) -> Decision:
@@ -136,15 +135,15 @@ def direct(together: BatchCandidates, now_ns: int) -> Decision:
 _ALONE: Final = Dispatch(1, Reason.SINGLE)
 _FIRST: Final = Dispatch(1, Reason.IDLE_INSTANCE)
 MARGIN_NS = 1_000_000
-"""A request that must not be late begins so much earlier: timers of event loops count whole milliseconds."""
+"""Time by which a request starts early to avoid being late: timers of event loops count whole milliseconds."""
 
 
 ElementCost: TypeAlias = Callable[[int, int, int], int]
-"""The elements of a batch: from its size, the length of its longest request, and its requests' sizes times lengths."""
+"""Elements of a batch: from its size, the length of its longest request, and its requests' sizes times lengths."""
 
 
 def element_cost(config: ModelConfig) -> ElementCost:
-    """Return the cost for ``scheduling.max_batch_elements``: all elements with padding, else the requests' own."""
+    """Return the cost for ``scheduling.max_batch_elements``: all elements with padding, or only the requests' own."""
     padding, batch_sizes = config.padding, config.batch_sizes
     if padding is None:
         return lambda size, longest, total: total
@@ -161,16 +160,16 @@ def dynamic(
     """Return the dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
 
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
-    once, with the largest such size; so does a request that leaps over all of them, with what came before it.
-    Otherwise everything that fits goes when the oldest request has waited for the queue delay, or the batch cannot grow
-    to a preferred size any more. It also goes when a request would otherwise get its response after its deadline, or
-    begin after its queue limit; `run_ns` predicts how long a batch of a size runs.
+    once, with the largest such size; so does a request that skips all of them, with the requests before it. Otherwise
+    everything that fits runs when the oldest request has waited for the queue delay, or the batch can no longer grow to
+    a preferred size. It also runs when a request would otherwise get its response after its deadline, or begin after
+    its queue limit; `run_ns` predicts the run time of a batch size.
 
-    With `max_batch_elements` a batch also ends before the request with which its `cost` would be above that, and when
-    it has reached it. A single request may be larger.
+    With `max_batch_elements` a batch also ends when its `cost` reaches the limit, or before the request that would
+    exceed it. A single request may be larger.
 
-    While the requests are too few for any batch to be full, the decision follows from their sums. Otherwise the rule
-    reads requests until a batch is full, which takes at most `max_batch_size` of them and one.
+    While the requests are too few for any full batch, the decision follows from their sums. Otherwise the rule reads
+    requests until a batch is full, at most `max_batch_size` of them and one.
     """
     limit = max(1, max_batch_size)
     preferred = frozenset(policy.preferred_batch_sizes)
@@ -255,5 +254,5 @@ def dynamic(
 
 
 def ripe_size(policy: DynamicBatching, max_batch_size: int) -> int:
-    """Return the size from which on requests may be run without waiting for the queue delay."""
+    """Return the minimum size for running before the end of the queue delay."""
     return min(policy.preferred_batch_sizes, default=max(1, max_batch_size))

@@ -1,6 +1,6 @@
 """Decides which steps of an ensemble are ready, by the available tensors: pure rules over the graph of its steps.
 
-The rules are those of Triton's ensemble scheduler (core, ensemble_scheduler.cc). Conditions are an addition.
+The rules are from Triton's ensemble scheduler (core, ensemble_scheduler.cc). Conditions are an addition.
 """
 
 import enum
@@ -24,16 +24,16 @@ class MissingReason(enum.Enum):
     """Reason that a tensor is known to be missing."""
 
     ABSENT = "absent"
-    """The request left out an optional input, or a model one of its outputs."""
+    """The request omitted an optional input, or a model omitted an output."""
     SKIPPED = "skipped"
-    """Produced by no step that ran, here or in the ensemble that is a step."""
+    """No step that ran produced it, here or in an ensemble used as a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A tensor of the ensemble. `batch_size` is that of the request it came with, 0 without a batch dimension.
+    """A tensor of the ensemble. `batch_size`: of its request, 0 without a batch dimension.
 
-    `sequence` has the sequence parameters that go with it, if they differ from the request's.
+    `sequence`: sequence parameters for it, if they differ from the request's.
     """
 
     tensor: Tensor
@@ -46,13 +46,13 @@ Sequenced: TypeAlias = Mapping[str, ParameterValue] | None
 
 
 class StepPlan:
-    """The steps that are needed for some of an ensemble's outputs, and how their tensors hang together."""
+    """Steps needed for some of an ensemble's outputs, and the tensors between them."""
 
     def __init__(self, ensembling: EnsembleConfig, outputs: Iterable[str]) -> None:
         self.outputs = frozenset(outputs)
         self.steps = ensembling.steps
         self.most_inflight = ensembling.max_inflight_requests
-        """Most requests that each step may have under way, over all requests to the ensemble; 0 = no limit."""
+        """Maximum concurrent requests of each step, over all requests to the ensemble; 0 for no limit."""
         self.needed = _find_needed(ensembling.steps, self.outputs)
         tensors = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
         consumers: dict[str, list[int]] = {}
@@ -66,26 +66,26 @@ class StepPlan:
         self.writers = Counter(
             tensor for index in self.needed for tensor in self.steps[index].outputs.values() if tensor in tensors
         )
-        """Number of steps that may give each tensor: one, unless they have conditions."""
+        """Number of steps that may produce each tensor: one, unless they have conditions."""
         self.requested: Mapping[int, tuple[str, ...]] = {
             index: tuple(name for name, tensor in self.steps[index].outputs.items() if tensor in tensors)
             for index in self.needed
         }
-        """The outputs that each step requests of its model."""
+        """Outputs that each step requests of its model."""
         read_here = self.outputs.union(*({step.when.tensor} for step in self.steps if step.when))
         self.between: Mapping[int, frozenset[str]] = {
             index: frozenset(name for name in names if self.steps[index].outputs[name] not in read_here)
             for index, names in self.requested.items()
         }
-        """The outputs of each step that only other steps read: they may stay in the memory of a device."""
+        """Outputs of each step that only other steps read: they may stay in device memory."""
         self.needs: tuple[tuple[str, int | None], ...] = tuple(
             dict.fromkeys((self.steps[index].model, self.steps[index].version) for index in self.needed)
         )
-        """The models that are needed, with their versions."""
+        """The needed models, with their versions."""
 
 
 def _find_needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
-    """Find the needed steps, backwards from the outputs."""
+    """Return the needed steps, found backwards from the outputs."""
     needed: set[int] = set()
     tensors = set(outputs)
     while writers := {i for i, step in enumerate(steps) if not tensors.isdisjoint(step.outputs.values())} - needed:
@@ -95,10 +95,10 @@ def _find_needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, .
 
 
 class Wave:
-    """Tensors that belong together: of a request, or derived from one response of a decoupled step.
+    """Related tensors: of a request, or derived from one response of a decoupled step.
 
-    `order` is the place of its response among all responses to the request: that of the wave it came from, and the
-    number of the response in it. `held` is how many of its steps wait until their limit lets them begin.
+    `order`: position of its response among all responses to the request: the order of the originating wave, and the
+    number of the response in it. `held`: number of its steps that wait because of their limit.
     """
 
     __slots__ = ("_entries", "_plan", "_started", "_uses", "_waited", "_writers", "held", "order")
@@ -114,9 +114,9 @@ class Wave:
         self._waited: dict[str, int] = {}
 
     def settle(self, entries: Mapping[str, Entry], waited_ns: int = 0) -> list[int]:
-        """Record what is now known of some tensors. Returns the steps that this made ready, which count as started.
+        """Record new knowledge about tensors. Return the steps that are now ready, which count as started.
 
-        A step is ready when all of its inputs are known, be they there or not. A tensor that several steps may produce
+        A step is ready when all of its inputs are known, as present or missing. A tensor that several steps may produce
         is known when all of these have run or were skipped. Raises INVALID_ARG if two of them produced it. `waited_ns`:
         see the method of that name.
         """
@@ -150,19 +150,19 @@ class Wave:
         return inputs, condition
 
     def longest_wait_ns(self, names: Iterable[str]) -> int:
-        """Return how long the steps that led to these tensors waited in sequence; of branches, the longest counts."""
+        """Return the time that the steps before these tensors waited in sequence; of branches, the longest counts."""
         return max([self._waited.get(name, 0) for name in names], default=0)
 
     @property
     def complete(self) -> bool:
-        """True if all outputs that the client requested are known."""
+        """True if all requested outputs are known."""
         return self._has(self._plan.outputs)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
         return {name: self._entries[name] for name in names}
 
     def _count_use(self, tensor: str) -> None:
-        """Forget a tensor when its last reader has it: it may be large."""
+        """Drop a tensor after its last reader: it may be large."""
         self._uses[tensor] -= 1
         if not self._uses[tensor]:
             self._entries[tensor] = MissingReason.ABSENT
@@ -171,8 +171,8 @@ class Wave:
 def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optional: Container[str]) -> bool:
     """True if a ready step runs; False if it is skipped.
 
-    It is skipped if its condition does not hold, if an input that its model needs comes from steps that were skipped,
-    or if nothing is left of its inputs for that reason. Raises INVALID_ARG if the condition cannot be decided.
+    It is skipped if its condition does not hold, if skipped steps should have produced an input that its model needs,
+    or if it has no inputs left for that reason. Raises INVALID_ARG if the condition cannot be evaluated.
     """
     if step.when is not None and (not isinstance(condition, Value) or not step.when.holds(condition.tensor)):
         return False
@@ -185,7 +185,7 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
 def follow_up(
     step: Step, response: InferenceResponse, requested: Iterable[str], batch_size: int, sequence: Sequenced
 ) -> dict[str, Entry]:
-    """Return the tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
+    """Return the ensemble's tensors from a step's response; omitted outputs are known to be missing."""
     outputs = response.outputs
     entries: dict[str, Entry] = {}
     for name in requested:
@@ -197,10 +197,10 @@ def follow_up(
 def wrong_input(
     plan: StepPlan, index: int, inputs: Mapping[str, Entry], config_of: Callable[[int], ModelConfig]
 ) -> str:
-    """Return which input of a refused step deviates from the configuration of its model of origin; empty if none does.
+    """Return the input of a refused step that deviates from the configuration of its originating model; empty if none.
 
-    `config_of` returns the configurations of the steps' models. A tensor that several steps may give, and one has
-    given, is not checked.
+    `config_of`: returns the configuration of a step's model. A tensor produced by one of several possible steps is not
+    checked.
     """
     step = plan.steps[index]
     for name, entry in inputs.items():
@@ -233,10 +233,10 @@ def _difference(value: Value, output: str, config: ModelConfig) -> str:
 
 
 def fit(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
-    """Fit a tensor to an input of `dims`, behind a batch dimension if `batching`.
+    """Fit a tensor to an input of `dims`, after a batch dimension if `batching`.
 
-    Between models with and without batching, a batch dimension of 1 is added or taken away where the shapes only
-    fit so (core, EnsembleContext::ReshapeTensorDims).
+    Between models with and without batching, a batch dimension of 1 is added or removed if the shapes fit only then
+    (core, EnsembleContext::ReshapeTensorDims).
     """
     shape = tensor.shape
     if batching == (batch_size != 0):
@@ -247,7 +247,7 @@ def fit(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
 
 
 def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
-    """Return an ensemble's output as clients see it. Raises INTERNAL if its shape is not the one to reshape from."""
+    """Return an ensemble's output in the clients' shape. Raises INTERNAL if it cannot be reshaped."""
     tensor = fit(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
     if spec.reshape is None:
         return tensor
@@ -265,6 +265,6 @@ def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
 def sequence_parameters(
     response: Mapping[str, ParameterValue], request: Mapping[str, ParameterValue]
 ) -> dict[str, ParameterValue]:
-    """Return the sequence parameters of a response that sets some; the id is otherwise that of the request."""
+    """Return the sequence parameters of a response that sets some; the id defaults to the request's."""
     defaults = (request.get("sequence_id", 0), False, False)
     return {name: response.get(name, default) for name, default in zip(SEQUENCE_PARAMETERS, defaults, strict=True)}

@@ -1,30 +1,28 @@
-"""The queue for models whose requests come from several tenants: each gets its share.
+"""Queue for models with several tenants: each tenant gets its share.
 
-Each tenant has a `LevelQueue` of its own, which says in what order its requests run, by priority and arrival. Above
-them is an account for each tenant, which says whose turn it is. The most urgent request of that tenant runs next, with
-those that may share its batch, of all tenants in their turns. So a batch fills across tenants, and each pays for
-what runs. Requests without a tenant share an account.
+Each tenant has its own `LevelQueue`, which orders its requests by priority and arrival. An account for each tenant
+determines its turn. The most urgent request of the tenant with the next turn runs next, together with requests that may
+share its batch, of all tenants in their turns. So a batch fills across tenants, and each pays for what runs. Requests
+without a tenant share an account.
 
-What is counted for all tenants together: the sums of a group (the requests with the same `shape_key`), the order of
-arrival, and the times at which requests have to leave. Each group has a calendar of the accounts with requests in it.
+Counted for all tenants together: the sums of a group (the requests with the same `shape_key`), the order of arrival,
+and the times at which requests must leave. Each group has a calendar of the accounts with requests in it.
 
     account a:  level 2: x1 y1     level 4: x2         group x: x1 x2 x3, of a and b
     account b:  level 2: x3                            group y: y1, of a
 
-`_insert` and `_remove` are the only places where a request enters and leaves.
+Requests enter and leave only in `_insert` and `_remove`.
 
 Fair shares between tenants: deficit round robin, as a pure rule over accounts and costs.
 
-Each tenant that waits has an *account*. Time is counted in *rounds*. In its round a tenant may spend its weight, in
-rows: it is served while it has `credit`, and what it was served costs credit. The last request of its turn may cost
-more than the credit left. The tenant then goes without in as many rounds as it takes to pay for that, and these rounds
-are skipped at once: the account enters the round in which it has credit again. So a decision takes as long for 10,000
-tenants as for one, for any weights and costs, and a tenant with large requests is served just as much as one with many
-small ones.
+Each waiting tenant has an *account*. Time is counted in *rounds*. In its round a tenant may spend its weight, in rows:
+it is served while it has `credit`, and what it was served costs credit. The last request of its turn may cost more than
+the remaining credit. The tenant then skips as many rounds as it takes to pay for that, all at once: the account enters
+the round in which it has credit again. So a decision takes as long for 10,000 tenants as for one, with any weights and
+costs, and a tenant with large requests gets the same service as one with many small ones.
 
-A tenant that comes back does so in the present round: none saves up. But a debt stays until its rounds are over, so
-it does not help to leave and come back either. When no request waits, each has had what it asked for, and all debts
-end.
+A returning tenant enters the current round: credit is not saved. But a debt stays until its rounds are over, so leaving
+and returning has no advantage either. When no request waits, each tenant has got what it asked for, and all debts end.
 
     round 7:  a (credit 1)   c (credit 1)
     round 9:  b (credit 2), which has just had a request of 8 rows, and has the weight 4
@@ -54,7 +52,7 @@ _SWEEP_FROM = 64
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Account:
-    """Fair share of a tenant. It is active while it waits: in the calendar of all, and perhaps in others."""
+    """Fair share of a tenant. Active while it waits: in the calendar of all, and perhaps in others."""
 
     __slots__ = ("calendars", "credit", "name", "round", "weight")
 
@@ -70,7 +68,7 @@ AccountT = TypeVar("AccountT", bound=Account)
 
 
 class Calendar:
-    """Active accounts by their rounds, and within a round in the order in which they came to it."""
+    """Active accounts by round, and within a round in order of arrival."""
 
     def __init__(self) -> None:
         self._rounds: list[int] = []
@@ -86,7 +84,7 @@ class Calendar:
         return next(iter(self._accounts[self._rounds[0]]))
 
     def add(self, account: Account) -> None:
-        """Add an account. Its round must not change while it is here, except by `Shares.charge`."""
+        """Add an account. While it is here, only `Shares.charge` may change its round."""
         account.calendars[self] = None
         self.enter(account)
 
@@ -111,9 +109,9 @@ class Calendar:
     def in_turn(
         self, requests: Callable[[Account], Iterator[RequestT]], cost: Callable[[RequestT], float]
     ) -> Iterator[RequestT]:
-        """Yield the requests of all accounts in the order in which they are served if nothing comes in between.
+        """Yield the requests of all accounts in the order of service without further arrivals.
 
-        `requests` are those of an account, the most urgent first. Nothing here may change while this is iterated over.
+        `requests`: requests of an account, most urgent first. Nothing here may change during the iteration.
         """
         later: dict[int, list[_Visit[RequestT]]] = {}
         rounds, place = self._rounds, 0
@@ -131,7 +129,7 @@ class Calendar:
 
 
 class _Visit(Generic[RequestT]):
-    """Account while the order is being computed: its requests that are left, and its credit."""
+    """Account during the computation of the order: its remaining requests and its credit."""
 
     __slots__ = ("account", "credit", "requests")
 
@@ -165,7 +163,7 @@ def rounds_of_debt(credit: float, weight: float) -> int:
 
 
 class Shares(Generic[AccountT]):
-    """The accounts of all tenants at one model.
+    """Accounts of all tenants at one model.
 
     `make` opens an account. Inactive accounts are kept while they have a debt.
     """
@@ -182,7 +180,7 @@ class Shares(Generic[AccountT]):
         self._sweep_at = _SWEEP_FROM
 
     def account(self, tenant: Tenant | None) -> AccountT:
-        """Return a tenant's account, updated to its present weight; requests without a tenant share one."""
+        """Return a tenant's account with its current weight; requests without a tenant share one."""
         name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
         account = self.accounts.get(name)
         if account is None:
@@ -241,7 +239,7 @@ class Shares(Generic[AccountT]):
         self.round = max(self.round, self.calendar.first().round)
 
     def _sweep(self) -> None:
-        """Close the accounts that are like new ones."""
+        """Close accounts that are equivalent to new ones."""
         kept = {name: each for name, each in self.accounts.items() if each.calendars or each.round > self.round}
         self.accounts = kept
         self._sweep_at = max(_SWEEP_FROM, 2 * len(kept))
@@ -249,7 +247,7 @@ class Shares(Generic[AccountT]):
 
 _SPARES = 64
 _LENGTHS_LOOKED_AT = 128
-"""Number of a group's next requests that a rule that chooses by length sees."""
+"""Number of a group's next requests visible to a rule that chooses by length."""
 
 
 class TenantAccount(Account):
@@ -261,14 +259,14 @@ class TenantAccount(Account):
         super().__init__(name, weight)
         self.queue = queue
         self.size = 0
-        """The sum of their batch sizes."""
+        """Sum of their batch sizes."""
         self.groups: dict[object, int] = {}
         """Number of requests in each group."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Group(BatchCandidates):
-    """The requests of all tenants that may share a batch, in the order of their turns."""
+    """Requests of all tenants that may share a batch, in the order of their turns."""
 
     key: Any = None
     cost: Callable[[Inflight], float] = lambda inflight: 1.0
@@ -284,9 +282,10 @@ class _Group(BatchCandidates):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FairQueue(RequestQueue):
-    """Queue with the calls of `LevelQueue`, fair between tenants. A look costs no more when many tenants wait.
+    """Queue with the interface of `LevelQueue`, fair between tenants. A decision takes no longer with many waiting
+    tenants.
 
-    `cost` returns the cost of a request to its tenant, in rows.
+    `cost`: cost of a request to its tenant, in rows.
     """
 
     def __init__(self, settings: QueueSettings, cost: Callable[[Inflight], float]) -> None:
@@ -297,14 +296,14 @@ class FairQueue(RequestQueue):
         self._cost = cost
         self._own = QueueSettings(look_ahead=settings.look_ahead)
         self._spares: list[LevelQueue] = []
-        """Empty queues for the next tenants: creating one takes as long as all else where few requests wait."""
+        """Empty queues for new tenants: creating one takes as long as everything else if few requests wait."""
         self.shares = Shares(self._open)
         self._groups: dict[object, _Group] = {}
         self._ripe: dict[_Group, None] = {}
         self._line: Line = OrderedDict()
-        """Requests in the order of arrival."""
+        """Requests in order of arrival."""
         self._size = 0
-        """The sum of their batch sizes."""
+        """Sum of their batch sizes."""
 
     def __iter__(self) -> Iterator[Inflight]:
         return self.shares.calendar.in_turn(_all_of, self._cost)
@@ -313,7 +312,7 @@ class FairQueue(RequestQueue):
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """Return the tenant's requests ahead, with the others' shares in the same time, if they have as many."""
+        """Return the tenant's requests ahead, with the others' shares in the same time, limited by their requests."""
         account = self.shares.account(tenant)
         own, own_size = account.queue.ahead(level)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)
@@ -325,21 +324,21 @@ class FairQueue(RequestQueue):
         )
 
     def share(self, tenant: Tenant | None, most: int) -> int:
-        """Return a tenant's share of `most` places, by the weights of the waiting tenants; one at least."""
+        """Return a tenant's share of `most` places, by the weights of the waiting tenants; at least one."""
         account = self.shares.account(tenant)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)
         return max(1, int(most * account.weight / weight))
 
     def waiting(self, tenant: Tenant | None) -> int:
-        """Return how many requests of a tenant wait."""
+        """Return the number of waiting requests of a tenant."""
         account = self.shares.accounts.get("" if tenant is None else tenant.name)
         return 0 if account is None else account.queue.count
 
     def waiting_by_tenant(self) -> dict[str, int]:
-        """Return how many requests wait, for all tenants with any."""
+        """Return the number of waiting requests, for all tenants with any."""
         return {name: each.queue.count for name, each in self.shares.accounts.items() if name and each.queue.count}
 
-    # In and out
+    # Arrival and departure
 
     def _open(self, name: str, weight: float) -> TenantAccount:
         return TenantAccount(name, weight, self._spares.pop() if self._spares else LevelQueue(self._own))
@@ -365,7 +364,7 @@ class FairQueue(RequestQueue):
         return self._take_all() if count == self.count else self.take_members(list(islice(together, count)))
 
     def _take_all(self) -> list[Inflight]:
-        """Remove all requests, in the order of arrival. No tenant waits any more, so none need pay."""
+        """Remove all requests, in order of arrival. No tenant waits any more, so none pays."""
         batch = list(self._line)
         for account in self.shares.accounts.values():
             if len(self._spares) < _SPARES and account.queue.clear():
@@ -382,7 +381,7 @@ class FairQueue(RequestQueue):
         return batch
 
     def take_members(self, batch: list[Inflight]) -> list[Inflight]:
-        """Remove these requests of one group, which run now: their tenants pay."""
+        """Remove these requests of one group, which run now; charge their tenants."""
         group = self._groups[batch[0].shape_key]
         shares: dict[TenantAccount, list[Inflight]] = defaultdict(list)
         for inflight in batch:
@@ -401,11 +400,11 @@ class FairQueue(RequestQueue):
         return batch
 
     def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
-        """Let a request that waits go on waiting at another level of its tenant."""
+        """Move a waiting request to another level of its tenant."""
         self._account(inflight).queue.move(inflight, level, now_ns)
 
     def promote(self, now_ns: int, ageing_ns: int) -> None:
-        """Promote requests as `LevelQueue.promote`, for the tenant with the next turn."""
+        """Promote requests like `LevelQueue.promote`, for the tenant with the next turn."""
         if self.count:
             self._first().queue.promote(now_ns, ageing_ns)
 
@@ -471,7 +470,7 @@ class FairQueue(RequestQueue):
     def _is_ripe(self, group: _Group) -> bool:
         return group.size >= self._ripe_size or 0 < self._ripe_elements <= group.elements
 
-    # What may run
+    # Candidates
 
     def candidates(self) -> Iterable[BatchCandidates]:
         yielded: set[_Group] = set()
@@ -482,7 +481,7 @@ class FairQueue(RequestQueue):
                     yield group
 
     def _looked_at(self, group: _Group) -> bool:
-        """Prepare a group for the rule to read; True if any of it may run now."""
+        """Prepare a group for the rule; return True if any of it may run now."""
         group.whole = len(self._groups) == 1
         if group.lengths is not None:
             seen: Iterable[Inflight] = islice(group, _LENGTHS_LOOKED_AT)
@@ -504,5 +503,5 @@ def _all_of(account: Account) -> Iterator[Inflight]:
 
 
 def rows(inflight: Inflight) -> float:
-    """Return the cost of a request to its tenant where nothing is known of run times."""
+    """Return the cost of a request to its tenant if run times are unknown."""
     return float(inflight.batch_size or 1)

@@ -1,23 +1,23 @@
-"""Queue for models with requests of different urgency, or that may share a batch only with some others.
+"""Queue for models with requests of different urgency, or with requests that cannot all share a batch.
 
-Requests are ordered in two ways at once. `_Level`: the requests of one level of urgency, 0 being the most urgent, in
-the order in which they came there. `_Group`: the requests that may share a batch because they have the same
-`shape_key`, in one line (a *lane*) for each level. So each request is in exactly two lines: that of its level, and the
-lane of its group with its level's number. Levels, groups and lanes exist while they have a request.
+Requests are ordered in two ways at once. `_Level`: requests of one level of urgency, 0 being the most urgent, in order
+of arrival there. `_Group`: requests that may share a batch because they have the same `shape_key`, in one line (a
+*lane*) per level. So each request is in exactly two lines: its level, and the lane of its group for that level. Levels,
+groups and lanes exist while they have a request.
 
     level 2:  a1 b1 a2          group a:  lane 2: a1 a2    lane 4: a3
     level 4:  b2 a3             group b:  lane 2: b1       lane 4: b2
 
-The head of the first level runs next, with its group: all of the lanes in the order of their levels. A group
-must not overtake others for ever. So requests more than `look_ahead` arrivals after the first of their group
-wait for a later batch; this ends a lane, since who is behind such a request in it came later or was moved there. If
-no other waits, there is none to overtake, and the limit does not apply. With a `look_ahead` of 0 none overtakes
-at all: the batch ends, as in Triton, before the first request of another group.
+The head of the first level runs next, with its group: all of the lanes in the order of their levels. A group must not
+overtake others for ever. So requests more than `look_ahead` arrivals after the first of their group wait for a later
+batch. Such a request ends its lane, since its successors arrived later or were moved there. If no other group waits,
+there is none to overtake, and the limit does not apply. With a `look_ahead` of 0 none overtakes at all: the batch ends,
+as in Triton, before the first request of another group.
 
-Behind a batch that waits for its delay others may be due: the groups that are `ripe`, which have enough requests for a
-batch, the group of the request that came first, and those of the requests that are pressed for time.
+After a batch that waits for its delay others may be due: the groups that are `ripe`, with enough requests for a batch,
+the group of the first arrival, and the groups of requests close to a time limit.
 
-`_insert` and `_remove` are the only places where a request enters and leaves; both keep all sums.
+Requests enter and leave only in `_insert` and `_remove`; both maintain all sums.
 """
 
 from collections import OrderedDict
@@ -35,15 +35,15 @@ from .prediction import LengthIndex
 from .queue import GONE, Line, QueueSettings, RequestQueue
 
 RIPE_LOOKED_AT = 8
-"""Most ripe groups that one look asks: a group with enough requests for a batch may still wait for a larger one."""
+"""Maximum number of ripe groups per look: a group with enough requests for a batch may still wait for a larger one."""
 
 _ORDERED_LOOKED_AT = 1024
-"""Most requests in a batch that overtakes no other request."""
+"""Maximum number of requests in a batch that overtakes no other request."""
 
 
 @dataclass(slots=True)
 class _Level:
-    """`size` is the sum of the requests' batch sizes."""
+    """Requests of one level. `size`: sum of their batch sizes."""
 
     line: Line = field(default_factory=OrderedDict)
     size: int = 0
@@ -53,7 +53,7 @@ class _Level:
 class _Group(BatchCandidates):
     """Candidates for the next batch: arrivals up to `last_arrival`, and no more than `run`, unless that is 0.
 
-    `candidates` keeps both up to date.
+    `candidates` updates both.
     """
 
     lanes: dict[int, Line] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Group(BatchCandidates):
                 yield inflight
 
     def leading(self, count: int) -> list[Inflight]:
-        """Return the first requests, as the iteration has them; there are at least `count`."""
+        """Return the first `count` requests in the order of iteration; there must be as many."""
         batch: list[Inflight] = []
         for number in sorted(self.lanes) if len(self.lanes) > 1 else self.lanes:
             for inflight in self.lanes[number]:
@@ -90,7 +90,7 @@ class _Group(BatchCandidates):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LevelQueue(RequestQueue):
-    """Requests by urgency and arrival, in groups. Only calls that list requests cost more when many wait."""
+    """Requests by urgency and arrival, in groups. Only calls that list requests take longer when many wait."""
 
     def __init__(self, settings: QueueSettings) -> None:
         super().__init__(sums=settings.sums)
@@ -103,10 +103,10 @@ class LevelQueue(RequestQueue):
         self._ripe: dict[_Group, None] = {}
         self._spare_level: _Level | None = None
         self._spare_group: _Group | None = None
-        """Empty objects for the next request: creating them takes as long as all else where few requests wait."""
+        """Empty objects for the next request: creating them takes as long as everything else if few requests wait."""
 
     def __iter__(self) -> Iterator[Inflight]:
-        """Iterate over the waiting requests, the most urgent first."""
+        """Iterate over the waiting requests, most urgent first."""
         for _, level in sorted(self._levels.items()):
             yield from level.line
 
@@ -115,34 +115,34 @@ class LevelQueue(RequestQueue):
         return min([inflight.queue_start_ns for level in self._levels.values() for inflight in level.line])
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """Return how many would run before a new request of a level, and the sum of their batch sizes.
+        """Return number and total batch size of the requests that would run before a new request of a level.
 
-        They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
+        They wait at that level or a more urgent one. Only a queue that shares between tenants uses `tenant`.
         """
         levels = [each for number, each in self._levels.items() if number <= level]
         return sum([len(each.line) for each in levels]), sum([each.size for each in levels])
 
-    # In and out
+    # Arrival and departure
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
-        """Let a request wait. `timeout_ns`: when it has waited too long for its policy; 0 for never."""
+        """Add a request. `timeout_ns`: time of its policy's time-out; 0 for none."""
         self.join(inflight, level, self._arrivals + 1)
         if inflight.deadline_ns or timeout_ns:
             self._remember(inflight, timeout_ns)
 
     def join(self, inflight: Inflight, level: int, arrival: int) -> None:
-        """Queue a request with this arrival number; another queue makes it leave in time."""
+        """Add a request with this arrival number; another queue handles its time limits."""
         self._arrivals = inflight.arrival = arrival
         self._insert(inflight, level, inflight.queue_start_ns)
 
     def left(self, inflight: Inflight) -> None:
-        """Remove a request that waits."""
+        """Remove a waiting request."""
         self._remove((inflight,))
         if self.timed and not self.count:
             self._forget_times()
 
     def take(self, together: BatchCandidates, count: int) -> list[Inflight]:
-        """Remove the first `count` of a group."""
+        """Remove the first `count` requests of a group."""
         assert isinstance(together, _Group), "only these are candidates: this is a bug"
         return self.take_members(together.leading(count))
 
@@ -154,7 +154,7 @@ class LevelQueue(RequestQueue):
         return batch
 
     def clear(self) -> bool:
-        """Forget all requests; another queue has them. False if the queue can't be used again."""
+        """Drop all requests, which another queue has. Return False if the queue cannot be used again."""
         if len(self._levels) != 1 or len(self._groups) != 1 or self._padded is not None:
             return not self.count
         _, level = self._levels.popitem()
@@ -168,14 +168,14 @@ class LevelQueue(RequestQueue):
         return True
 
     def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
-        """Let a request that waits go on waiting at another level, behind all that are there."""
+        """Move a waiting request to another level, behind all requests there."""
         self._remove((inflight,))
         self._insert(inflight, level, now_ns)
 
     def promote(self, now_ns: int, ageing_ns: int) -> None:
         """Move requests that have waited at their level for `ageing_ns` to the next more urgent one.
 
-        There are two levels for each priority from 1, and the first of these is as urgent as it gets.
+        There are two levels for each priority from 1; the first of these is the most urgent one possible.
         """
         for number in sorted(self._levels):
             line = self._levels[number].line
@@ -246,7 +246,7 @@ class LevelQueue(RequestQueue):
     def _is_ripe(self, group: _Group) -> bool:
         return group.size >= self._ripe_size or 0 < self._ripe_elements <= group.elements
 
-    # What may run
+    # Candidates
 
     def candidates(self) -> Iterable[BatchCandidates]:
         """Return the groups that may form the next batch; the rule decides about them in this order.
@@ -283,7 +283,7 @@ class LevelQueue(RequestQueue):
     def _run_of(self, group: _Group) -> tuple[int, int]:
         """Return how many run with the first of a group without overtaking any, and the latest arrival among them.
 
-        They are the first of the group, too, since both are in the order of their levels.
+        They are also the first ones of the group, since both are in the order of their levels.
         """
         first, count, last = group.first(), 0, 0
         for inflight in islice(self, _ORDERED_LOOKED_AT):
@@ -298,7 +298,7 @@ class LevelQueue(RequestQueue):
         return next(iter(self._levels[min(self._levels)].line))
 
     def joining(self, key: object) -> Iterator[Inflight]:
-        """Yield requests that may join a group's batch from other queues, without overtaking others for ever."""
+        """Yield requests of other queues that may join a group's batch, within the limit on overtaking."""
         group = self._groups.get(key)
         if group is None:
             return iter(())

@@ -1,18 +1,18 @@
-"""The waiting requests of a model.
+"""Waiting requests of a model.
 
-A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are two
-queues with one interface: `LevelQueue` (level_queue.py), and `FairQueue` (fair_queue.py) from the first request of a
-tenant on.
+Whenever an instance is free, the scheduler asks its queue which requests may share the next batch. There are two queues
+with one interface: `LevelQueue` (level_queue.py), and from the first request of a tenant on `FairQueue`
+(fair_queue.py).
 
 Rules for all:
 
-- A request that waits has a `level` of 0 or more and an `arrival`, its place among all that ever came, counted from 1.
-  When it leaves, to run or without having run, its level becomes `GONE`. Only the queue writes these two fields.
-- A request that left may come back: a sequence's request runs several times. It gets a new arrival.
-- Lines are ordered dictionaries, so that a request leaves from the middle at once, and a queue holds no request that
-  does not wait. The two heaps of times are the exception: an entry stays until it comes to the top, or most entries are
-  of requests that left; it counts only while the request waits and has the arrival of the entry.
-- Each group of requests that may share a batch is a `batching.BatchCandidates`, whose sums change with every request.
+- A waiting request has a `level` of 0 or more and an `arrival`, its number among all arrivals, counted from 1. When it
+  leaves, to run or without having run, its level becomes `GONE`. Only the queue writes these two fields.
+- A request that left may return: a sequence's request runs several times. It gets a new arrival.
+- Lines are ordered dictionaries, so that a request in the middle can leave at once, and a queue holds waiting requests
+  only. The two heaps of times are the exception: an entry stays until it reaches the top, or most entries are of
+  requests that left; it counts only while the request waits and has the entry's arrival.
+- Each group of requests that may share a batch is a `batching.BatchCandidates`; its sums change with every request.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from mypy_extensions import mypyc_attr
 from modserve.core.requests.inflight import Inflight
 
 GONE = -1
-"""The level of a request that does not wait."""
+"""Level of a request that does not wait."""
 
 _SWEEP_FROM = 64
 
@@ -38,27 +38,27 @@ class QueueSettings:
     """Settings of a model's queue. A group of requests is ripe when a batch of it may run before its delay is over."""
 
     sums: bool = False
-    """The rule reads the elements and the extremes of `BatchCandidates`."""
+    """True if the rule reads the elements and the extremes of `BatchCandidates`."""
     ripe_size: int = 0
-    """Sum of batch sizes with which a group is ripe; 0 for never."""
+    """Sum of batch sizes from which a group is ripe; 0 for never."""
     ripe_elements: int = 0
-    """Number of elements with which a group is ripe; 0 for never."""
+    """Number of elements from which a group is ripe; 0 for never."""
     look_ahead: int = 1024
-    """Arrivals that a batch may overtake."""
+    """Number of arrivals that a batch may overtake."""
     padded: Callable[[int], int] | None = None
-    """Length that counts for a request's own, where the rule chooses by `BatchCandidates.lengths`."""
+    """Returns the length that counts instead of a request's own, if the rule chooses by `BatchCandidates.lengths`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
-    """Common part of all queues: `count` is how many requests wait; some of them have to leave at a time.
+    """Common part of all queues. `count`: number of waiting requests.
 
-    `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `pop_expired` and `pop_timed_out`
-    are worth a call.
+    `timed`: True if some of them have time limits, so that `next_time_ns`, `pop_expired` and `pop_timed_out` have an
+    effect.
     """
 
     def __init__(self, *, sums: bool) -> None:
-        """Create a queue. `sums`: keep the elements and the extremes of `BatchCandidates` up to date for the rule."""
+        """Create a queue. `sums`: maintain the elements and the extremes of `BatchCandidates` for the rule."""
         self.count = 0
         self.timed = False
         self._sums = sums
@@ -67,12 +67,12 @@ class RequestQueue:
         self._timeouts: _Times = []
 
     def next_time_ns(self) -> int:
-        """Return when the first waiting request has waited too long, for its client or its policy; 0 for never."""
+        """Return the earliest deadline or policy time-out of a waiting request; 0 for none."""
         times = [entries[0][0] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
         return min(times, default=0)
 
     def pop_expired(self, now_ns: int) -> list[Inflight]:
-        """Return requests past their client's deadline. They still wait, but this does not list them again."""
+        """Return requests past their deadline. They still wait, but are not listed again."""
         return _pop_passed(self._deadlines, now_ns)
 
     def pop_timed_out(self, now_ns: int) -> list[Inflight]:
@@ -80,11 +80,11 @@ class RequestQueue:
         return _pop_passed(self._timeouts, now_ns)
 
     def timeouts(self) -> dict[Inflight, int]:
-        """Return the times at which waiting requests reach their policy's time-out, for those with one."""
+        """Return the times of waiting requests' policy time-outs, if any."""
         return {entry[2]: entry[0] for entry in self._timeouts if _waits(entry)}
 
     def _pressing(self) -> list[Inflight]:
-        """Return the request with the earliest deadline of its client, and the one with the earliest time-out."""
+        """Return the request with the earliest deadline, and the one with the earliest time-out."""
         return [entries[0][2] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
 
     def _remember(self, inflight: Inflight, timeout_ns: int) -> None:
@@ -103,7 +103,7 @@ class RequestQueue:
 
 
 def _any_waits(entries: _Times) -> bool:
-    """True if any of `entries` is of a waiting request; the first of them is then."""
+    """True if any of `entries` is of a waiting request; the first of them then is."""
     while entries and not _waits(entries[0]):
         heapq.heappop(entries)
     return bool(entries)
@@ -117,6 +117,6 @@ def _pop_passed(entries: _Times, now_ns: int) -> list[Inflight]:
 
 
 def _waits(entry: tuple[int, int, Inflight]) -> bool:
-    """True if an entry is of a waiting request, and of its present stay."""
+    """True if an entry is of a waiting request, and of its current stay."""
     _, arrival, inflight = entry
     return inflight.level != GONE and inflight.arrival == arrival

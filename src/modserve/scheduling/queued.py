@@ -1,4 +1,4 @@
-"""The scheduler around a batching rule. It is the direct scheduler or the dynamic batcher, depending on the rule."""
+"""Scheduler for a batching rule: the direct scheduler or the dynamic batcher, depending on the rule."""
 
 from collections.abc import Callable, Iterable
 from typing import Generic
@@ -19,15 +19,15 @@ from .queue import GONE, QueueSettings
 from .scheduler import BatchRunner, OnDrop, SlotT
 
 TURN_NS = 1_000_000
-"""Longest time to start batches in one turn of the event loop; the rest goes on in the next."""
+"""Maximum time for starting batches in one turn of the event loop; the rest follows in the next."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueuedScheduler(Generic[SlotT]):
-    """Scheduler with a queue: requests wait by priority and arrival until a slot is free and `rule` sends them.
+    """Scheduler with a queue: requests wait by priority and arrival until a slot is free and `rule` runs them.
 
-    A slot is reserved first and the batch formed then, as late as possible: all that arrives in one turn of the event
-    loop is seen together, and a batch grows until an instance can run it.
+    First a slot is reserved, and then the batch formed, as late as possible: all arrivals in one turn of the event loop
+    are considered together, and a batch grows until an instance can run it.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class QueuedScheduler(Generic[SlotT]):
     ) -> None:
         """Create a scheduler.
 
-        `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
-        reads `BatchCandidates.lengths`; this gives the length that counts there for a request's own. `cost`: what a
-        request costs its tenant, in rows.
+        `ripe_size`: size from which the rule may run a batch before its delay is over. `padded`: the rule reads
+        `BatchCandidates.lengths`; this returns the length that counts there for a request's own. `cost`: cost of a
+        request to its tenant, in rows.
         """
         self._rule = rule
         self._runner = runner
@@ -61,7 +61,7 @@ class QueuedScheduler(Generic[SlotT]):
         """Number of waiting requests by original priority and tenant (`_line`), if any queue has a limit."""
         has_timeout = any(each.default_timeout_ns for each in policies)
         self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
-        """True if `_place` must handle every request, not only those with a time-out or a tenant."""
+        """True if `_place` must handle every request, not only requests with a time-out or a tenant."""
         self._settings = QueueSettings(
             sums=bool(policy.max_queue_delay_ns or policy.max_batch_elements),
             ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
@@ -87,7 +87,7 @@ class QueuedScheduler(Generic[SlotT]):
 
     @property
     def waiting(self) -> Iterable[Inflight]:
-        """Waiting requests, the most urgent first."""
+        """Waiting requests, most urgent first."""
         return self._queue
 
     def longest_wait_ns(self, now_ns: int) -> int:
@@ -118,7 +118,7 @@ class QueuedScheduler(Generic[SlotT]):
 
     def stop(self) -> None:
         self._stopped = True
-        self.hurry()  # nobody joins a batch any more: none need wait for its delay
+        self.hurry()  # no request joins a batch any more, so none waits for its delay
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
@@ -130,14 +130,14 @@ class QueuedScheduler(Generic[SlotT]):
             self._leave(inflight, error)
 
     def _share(self) -> None:
-        """Share between tenants from now on. What waits goes on waiting, as a tenant of its own."""
+        """Share between tenants from now on. Requests that already wait count as one tenant's."""
         former, timeouts = self._queue, self._queue.timeouts()
         self._queue = self._fair = fair = FairQueue(self._settings, self._cost)
         for inflight in sorted(former, key=lambda each: each.arrival):
             fair.append(inflight, inflight.level, timeouts.get(inflight, 0))
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
-        """Return a request's level, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
+        """Return a request's level, and the time of its policy's time-out, 0 for none. Raises UNAVAILABLE."""
         tenant = inflight.request.tenant
         if tenant is not None and self._fair is None:
             self._share()
@@ -145,11 +145,11 @@ class QueuedScheduler(Generic[SlotT]):
         if self._policy.priority_levels:
             priority = self._priority(inflight)
             policy = self._policy.policy(priority)
-        # Each priority has two levels: the second one is for requests that have waited too long.
+        # Each priority has two levels: the second one is for requests past their time-out.
         level = 2 * priority
         if self._is_full(inflight, policy.max_queue_size, priority):
             if self._pump_due:
-                self.dispatch()  # what came in this turn of the event loop need not wait for the next
+                self.dispatch()  # earlier arrivals of this turn of the event loop need not wait for the next
             if limit := self._is_full(inflight, policy.max_queue_size, priority):
                 raise self._gate.full(inflight, *self._queue.ahead(level + 1, tenant), now_ns, limit)
         timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
@@ -166,7 +166,7 @@ class QueuedScheduler(Generic[SlotT]):
         return level, timeout_ns
 
     def _is_full(self, inflight: Inflight, most: int, priority: int) -> QueueLimit | None:
-        """Return the limit that keeps a request out: its priority's queue, or its tenant's part of it, or None."""
+        """Return the limit that refuses a request (its priority's queue, or its tenant's part of it), or None."""
         tenant, fair = inflight.request.tenant, self._fair
         if fair is None:
             return WHOLE_QUEUE if most and self._waiting.get(priority, 0) >= most else None
@@ -181,7 +181,7 @@ class QueuedScheduler(Generic[SlotT]):
         return None
 
     def _priority(self, inflight: Inflight) -> int:
-        """Return the request's priority; the default if it is no level, as in Triton."""
+        """Return the request's priority; the default for an invalid one, as in Triton."""
         priority = inflight.request.parameters.get("priority", 0)
         if type(priority) is int and 0 < priority <= self._policy.priority_levels:
             return priority
@@ -192,7 +192,7 @@ class QueuedScheduler(Generic[SlotT]):
 
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
         if inflight.settled:
-            return  # re-entrancy: a sink may cancel other requests when it hears of a failure
+            return  # re-entrancy: a sink may cancel other requests on a failure
         inflight.on_cancel = None
         self._queue.left(inflight)
         if self._counted:
@@ -215,7 +215,7 @@ class QueuedScheduler(Generic[SlotT]):
             if not end_ns:
                 end_ns = now_ns + TURN_NS
             elif now_ns > end_ns:
-                # Batches that run here, or very many that start: others have a turn of the event loop, too.
+                # After direct runs or very many starts, other work gets a turn of the event loop.
                 self._pump_due = True
                 self._clock.call_soon(self.dispatch)
                 return
@@ -257,7 +257,7 @@ class QueuedScheduler(Generic[SlotT]):
             alarm.cancel()
 
     def _expire(self, now_ns: int) -> int:
-        """Refuse what is too late, put back what its policy delays. Returns when to look again, 0 for never."""
+        """Refuse late requests, and move back those delayed by their policy. Return the next due time, 0 for never."""
         queue = self._queue
         next_ns = queue.next_time_ns()
         if not next_ns or next_ns > now_ns:
@@ -273,6 +273,6 @@ class QueuedScheduler(Generic[SlotT]):
 
 
 def _line(inflight: Inflight, priority: int) -> object:
-    """Return the key by which places of a queue are counted: the priority, and the tenant if there is one."""
+    """Return the key for counting queue places: the priority, and the tenant if there is one."""
     tenant = inflight.request.tenant
     return priority if tenant is None else (tenant.name, priority)

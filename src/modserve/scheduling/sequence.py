@@ -3,17 +3,17 @@
 It follows Triton's SequenceBatchScheduler. Each instance has places for sequences. A sequence has one from its first
 request until its end, or waits in the backlog (`sequence_places.py`). A `Lane` for each instance forms batches there.
 
-Where a request is: in `waiting` of its sequence; then it is `busy`, its lane has it, and at most one of a sequence is;
-then it is busy and the sequence is `running`, which means that its instance has it. Who ends it differs:
+A request is first in `waiting` of its sequence; then it is `busy`, in the lane, with at most one per sequence; then it
+is busy and the sequence is `running`, which means that its instance has it. How a request ends depends on this:
 
-- waiting: this scheduler, by `_leave`.
-- busy, not running: its lane, which calls `_on_lane_drop` (as the lane's `OnDrop`); so does calling its `on_cancel`.
-- running: the runner, whose owner calls `batch_done`, or `run_again` if the request has to run once more.
+- waiting: by this scheduler, in `_leave`.
+- busy, not running: by its lane, which calls `_on_lane_drop` (as the lane's `OnDrop`); so does calling its `on_cancel`.
+- running: by the runner. Its owner calls `batch_done`, or `run_again` if the request must run once more.
 
 A sequence is open while more of its requests may come: from its first request until one with the END flag, or until it
-is abandoned, aborted or idle for too long. It is live from its first request until `_finish`, which is when it is not
-open and has no request any more. So every open sequence is live. A live sequence has a place or is in the backlog. A
-failure, a time-out or a cancellation of one request aborts the whole sequence: what has not begun to run fails.
+is abandoned, aborted or idle for too long. It is live from its first request until `_finish`, when it is not open and
+has no request left. So every open sequence is live. A live sequence has a place or is in the backlog. A failure, a
+time-out or a cancellation of one request aborts the whole sequence: requests that have not begun to run fail.
 """
 
 import itertools
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SequenceRequest:
-    """State of a request that the scheduler keeps until it is over."""
+    """The scheduler's state of a request until its end."""
 
     sequence: Sequence
     says: Membership
@@ -89,9 +89,9 @@ class SequenceScheduler(Generic[SlotT]):
         self._controls = ControlTensors(self._batching.controls, config.batching)
         self._states = StateTable(self._batching.states, config.batching, state_files)
         self._open: dict[SequenceKey, Sequence] = {}
-        """The sequences of which more requests may come."""
+        """Sequences that may get more requests."""
         self._live: dict[Sequence, None] = {}
-        """The sequences that are not over, in the order in which they began."""
+        """Unfinished sequences, in order of their begin."""
         self._members: dict[Inflight, SequenceRequest] = {}
         self._numbers = itertools.count(1)
         self._stopped = False
@@ -102,9 +102,9 @@ class SequenceScheduler(Generic[SlotT]):
         self._max_batch_size = config.max_batch_size
         self._rows = candidates if candidates > 0 else max(1, config.max_batch_size)
         self._lanes = {number: self._lane(number) for number in range(runner.count)}
-        """Lanes by the numbers of their instances."""
+        """Lanes by instance number."""
         self._leaving: dict[int, int] = {}
-        """Count of the sequences that are still on instances that get no more."""
+        """Number of sequences on instances that get no new ones."""
         self._places = PlaceShares(self._rows, runner.count)
 
     def __repr__(self) -> str:
@@ -126,15 +126,15 @@ class SequenceScheduler(Generic[SlotT]):
         return key in self._open
 
     def abandon(self, key: SequenceKey) -> None:
-        """End a sequence, if there is one with this key, after the requests of it that have come."""
+        """End the sequence with this key, if there is one, after its received requests."""
         sequence = self._open.pop(key, None)
         if sequence is not None and not sequence.waiting and sequence.busy is None:
             self._finish(sequence)
 
-    # In
+    # Arrival
 
     def enqueue(self, inflight: Inflight) -> None:
-        """Queue a request as any scheduler does. Also raises INVALID_ARG for a request that belongs to no sequence."""
+        """Queue a request like any scheduler. Also raises INVALID_ARG for a request without a sequence."""
         request = inflight.request
         says = membership(request)
         if says.id or not self._batching.iterative:
@@ -164,7 +164,7 @@ class SequenceScheduler(Generic[SlotT]):
             _log.warning(text, says.id, self._model)
         if says.end:
             del self._open[says.key]
-        if request.timeout_ns:  # there is no queue policy that could say what it means
+        if request.timeout_ns:  # sequences have no queue policy that defines it
             inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._on_cancel
@@ -191,7 +191,7 @@ class SequenceScheduler(Generic[SlotT]):
         ids: Iterator[SequenceId] = map(str, self._numbers) if as_text else self._numbers
         return next(id for id in ids if id not in self._open)
 
-    # Through
+    # Execution
 
     def _advance(self, sequence: Sequence) -> None:
         """Offer the next request to the lane, if there is one and the lane has none of the sequence."""
@@ -214,7 +214,7 @@ class SequenceScheduler(Generic[SlotT]):
     def _on_run(self, batch: list[Inflight]) -> None:
         for inflight in batch:
             member = self._members[inflight]
-            # Batches wait since their requests could run, statistics since they came.
+            # Batches measure the delay since requests could run, statistics since they arrived.
             inflight.queue_start_ns = member.arrived_ns
             inflight.on_cancel = self._on_cancel
             member.sequence.running = True
@@ -224,14 +224,14 @@ class SequenceScheduler(Generic[SlotT]):
             lane.dispatch()
 
     def batch_done(self, batch: list[Inflight]) -> None:
-        """Record that the execution of these is over: the states that they leave to their sequence are there."""
+        """Record the end of an execution: the resulting states of the sequences are available."""
         now_ns = self._clock.now_ns()
         for inflight in batch:
             inflight.on_cancel = None
             self._idle(self._members.pop(inflight).sequence, now_ns)
 
     def run_again(self, inflight: Inflight) -> None:
-        """Queue a request again that has to run once more after its execution."""
+        """Queue a request that must run once more after its execution."""
         member = self._members[inflight]
         now_ns = self._clock.now_ns()
         member.says = Membership(member.says.id, tenant=member.says.tenant)
@@ -243,7 +243,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._idle(member.sequence, now_ns)
 
     def _idle(self, sequence: Sequence, now_ns: int) -> None:
-        """Advance or finish a sequence with no request at its lane or instance any more."""
+        """Advance or finish a sequence without a request at its lane or instance."""
         sequence.busy = None
         sequence.running = False
         sequence.idle_since_ns = now_ns
@@ -252,10 +252,10 @@ class SequenceScheduler(Generic[SlotT]):
         elif self._batching.iterative or self._open.get(sequence.key) is not sequence:
             self._finish(sequence)
 
-    # Out
+    # End
 
     def hurry(self) -> None:
-        """Do nothing: sequences come to their ends at their own pace."""
+        """Do nothing: sequences end when their clients end them."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -267,21 +267,22 @@ class SequenceScheduler(Generic[SlotT]):
             lane.close(error)
 
     def fail_waiting(self, error: ModserveError) -> None:
-        """End all sequences: what of them has not begun to run fails."""
+        """End all sequences: their requests that have not begun to run fail."""
         for sequence in list(self._live):
             self._abort(sequence, error)
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
-        """End the sequences of a lost instance, which may have kept their states; states that we keep live on.
+        """End the sequences of a lost instance, which may have had their states; sequences with states in the server
+        continue.
 
-        If no other instance could be made (`in_vain`), they do not wait for the next attempt.
+        If no other instance could be created (`in_vain`), they do not wait for the next attempt.
         """
         for sequence in list(self._live):
             if sequence.place is not None and sequence.place[1] == number and (in_vain or not self._batching.states):
                 self._abort(sequence, error)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Finish a sequence: its place goes to the next of the backlog."""
+        """Finish a sequence: its place goes to the next one in the backlog."""
         if sequence.over:
             return
         sequence.over = True
@@ -300,14 +301,14 @@ class SequenceScheduler(Generic[SlotT]):
             del self._open[sequence.key]
 
     def _abort(self, sequence: Sequence, error: ModserveError) -> None:
-        """End a sequence early: requests of it that have not begun to run fail with `error`."""
+        """End a sequence early: its requests that have not begun to run fail with `error`."""
         self._close_to_more(sequence)
         waiting = list(sequence.waiting)
         sequence.waiting.clear()
         busy = sequence.busy
         if busy is not None and not sequence.running and busy.on_cancel is not None:
             sequence.failure = error
-            busy.on_cancel(busy)  # its lane lets go of it, and calls `_on_lane_drop`
+            busy.on_cancel(busy)  # its lane drops it, and calls `_on_lane_drop`
         for inflight in waiting:
             self._leave(inflight, error)
         if sequence.busy is None:
@@ -319,17 +320,17 @@ class SequenceScheduler(Generic[SlotT]):
             self._on_drop(inflight, error)
 
     def _on_lane_drop(self, inflight: Inflight, error: ModserveError) -> None:
-        """Abort the sequence of a request that a lane has dropped: it cannot go on without it."""
+        """Abort the sequence of a request dropped by a lane: it cannot continue without the request."""
         sequence = self._members[inflight].sequence
         sequence.busy = None
         self._leave(inflight, sequence.failure or error)
         self._abort(sequence, error if error.code is Code.CANCELLED else _make_expiry_error())
 
     def _on_cancel(self, inflight: Inflight) -> None:
-        """Abort the sequence of a request that its client cancels; if it runs, the runner settles it."""
+        """Abort the sequence of a cancelled request; if that is running, the runner settles it."""
         self._abort(self._members[inflight].sequence, cancelled())
 
-    # Times
+    # Time limits
 
     def _look(self, sequence: Sequence) -> None:
         """End a sequence if its client is too slow, or a request has waited too long for a place or its turn."""
@@ -353,8 +354,8 @@ class SequenceScheduler(Generic[SlotT]):
     # Lanes
 
     def change(self, added: Collection[int], removed: Collection[int]) -> list[int]:
-        """Change the instances with places. Sequences on removed ones go on there until their ends, as in
-        Triton (core, SequenceBatchScheduler::Update).
+        """Change the instances with places. Sequences on removed ones continue there to their ends, as in Triton (core,
+        SequenceBatchScheduler::Update).
 
         Returns the removed numbers without sequences; `on_left` is called for the others when they have none.
         """
@@ -380,7 +381,7 @@ class SequenceScheduler(Generic[SlotT]):
 
     def _end_lane(self, number: int) -> None:
         del self._leaving[number]
-        self._lanes.pop(number).close(unavailable(STOPPING))  # nothing waits there
+        self._lanes.pop(number).close(unavailable(STOPPING))  # no request waits there
 
     def _lane(self, number: int) -> Lane[SlotT]:
         slot = OneSlot(self._runner, number, self._on_run)

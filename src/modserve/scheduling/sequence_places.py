@@ -1,18 +1,17 @@
 """Assignment of places to sequences: a pure rule, with the time as an argument.
 
-A sequence gets a free place when it begins; if there is none it waits in the line of its tenant. A place that becomes
-free goes to the waiting tenant that holds the fewest for its weight. Sequences last, some much longer than others: what
-tenants share is the places that they hold, not how often they get one. Of those that hold equally many, the one goes
-first that has held places for the shortest time over its weight, counted since others wait. Sequences of one tenant get
-places in the order in which they began. No sequence loses its place to another tenant before it ends.
+A new sequence gets a free place, or waits in the line of its tenant. A place that becomes free goes to the waiting
+tenant that holds the fewest for its weight. Sequences last, some much longer than others: tenants share the places that
+they hold, not the number of assignments. Among equals, the tenant comes first that has held places for the shortest
+time over its weight, counted in periods when others wait. Sequences of one tenant get places in order of their begin.
+No sequence loses its place to another tenant before it ends.
 
 As in `fair_queue`, time is not saved up, and all debts end when no sequence waits.
 
     free:  none      a: holds 3, weight 2      b: holds 1, weight 1, waits      c: holds 0, weight 1, waits, is next
 
-A tenant with a `concurrency` has at most that many sequences, with waiting ones. A further one is refused: the request
-that began it would count as one in flight for as long as it waits, and so keep the sequences that have places from
-going on.
+A tenant with a `concurrency` has at most that many sequences, including waiting ones. A further one is refused: its
+first request would count as in flight while it waits, and so keep the sequences with places from continuing.
 """
 
 import heapq
@@ -33,38 +32,38 @@ _SWEEP_FROM: Final = 64
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence that has begun, and has not ended or has something left to do. `sequence.py` describes its states."""
+    """A sequence that has begun, and has not ended or has unfinished work. For its states, see `sequence.py`."""
 
     key: SequenceKey
     idle_since_ns: int
     alarm: Alarm = field(init=False)
-    """Rings when the sequence, or a request that waits, may have waited for too long."""
+    """Rings when the sequence, or a waiting request, may have waited for too long."""
     account: "SequenceAccount" = field(init=False)
     place: tuple[int, int] | None = None
     """Row and number of its instance; None while it waits for one."""
     placed_ns: int = 0
-    """Time since which it has its place."""
+    """Time at which it got its place."""
     waiting: deque[Inflight] = field(default_factory=deque)
-    """Requests of it that no lane has, in order."""
+    """Requests that are not in a lane, in order."""
     busy: Inflight | None = None
-    """Request of it that the lane or the instance has."""
+    """Request in the lane or on the instance."""
     running: bool = False
     """True if `busy` runs; otherwise it waits in the lane."""
     states: SequenceStates | None = None
     failure: ModserveError | None = None
-    """Reason that it was ended early."""
+    """Reason for its early end."""
     over: bool = False
 
     @property
     def first_waiting(self) -> Inflight | None:
-        """The first of its requests that wait, in the lane or before it."""
+        """The first waiting request, in the lane or before it."""
         if self.busy is not None and not self.running:
             return self.busy
         return self.waiting[0] if self.waiting else None
 
 
 Turn: TypeAlias = tuple[float, float, int, "SequenceAccount"]
-"""Places held over weight, time over weight, and a number that makes it unique: the smallest goes first."""
+"""Places held over weight, time over weight, and a unique number: the smallest goes first."""
 
 
 class SequenceAccount:
@@ -75,19 +74,19 @@ class SequenceAccount:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.live = 0
-        """Number of sequences that are not over."""
+        """Number of unfinished sequences."""
         self.held = 0
-        """Places."""
+        """Number of places."""
         self.line: OrderedDict[Sequence, None] = OrderedDict()
-        """Sequences that wait for a place."""
+        """Sequences waiting for a place."""
         self.used = 0.0
-        """Nanoseconds of places over the weight, in the period of contention with this number."""
+        """Nanoseconds of places over weight, in the period of contention with this number."""
         self.contention = 0
         self.turn: Turn | None = None
 
 
 class PlaceShares:
-    """The places of instances with `rows` each, numbered from 0, and the sequences that have one or wait for one."""
+    """Places of instances with `rows` each, numbered from 0, and the sequences that have one or wait for one."""
 
     def __init__(self, rows: int, count: int) -> None:
         self.waiting = 0
@@ -97,9 +96,9 @@ class PlaceShares:
         """Turns of the waiting tenants, the next one first."""
         self._turns_so_far = 0
         self._contention = 0
-        """Counts the periods in which a sequence waits."""
+        """Number of the current period in which a sequence waits."""
         self._contention_ns = 0
-        """Start of the present period of contention."""
+        """Start of the current period of contention."""
         self._floor = 0.0
         """Value of `used` of the account that got the last place: later ones have no less."""
         self._sweep_at = _SWEEP_FROM
@@ -118,7 +117,7 @@ class PlaceShares:
             )
 
     def add(self, number: int, now_ns: int) -> list[Sequence]:
-        """Add an instance with places. Returns the waiting sequences that have one now."""
+        """Add an instance with places. Return the waiting sequences that now have one."""
         self._free.add(number)
         placed: list[Sequence] = []
         while self.waiting and (place := self._free.take()) is not None:
@@ -130,7 +129,7 @@ class PlaceShares:
         self._free.remove(number)
 
     def begin(self, sequence: Sequence, tenant: Tenant | None, now_ns: int) -> None:
-        """Begin a sequence: it gets a place, or waits."""
+        """Begin a sequence, which gets a place or waits."""
         account = sequence.account = self._account(tenant)
         account.live += 1
         place = self._free.take()
@@ -148,7 +147,7 @@ class PlaceShares:
             self._enter(account)
 
     def end(self, sequence: Sequence, now_ns: int) -> Sequence | None:
-        """End a sequence, once. Returns the one that has its place now."""
+        """End a sequence, once. Return the sequence that now has its place."""
         account, place = sequence.account, sequence.place
         account.live -= 1
         if place is None:
@@ -194,14 +193,14 @@ class PlaceShares:
         turn[3].turn = None
 
     def _use_of(self, account: SequenceAccount) -> float:
-        """Return the account's use of places in the present period of contention."""
+        """Return the account's use of places in the current period of contention."""
         if account.contention != self._contention:
             account.contention = self._contention
             account.used = 0.0
         return account.used
 
     def _account(self, tenant: Tenant | None) -> SequenceAccount:
-        """Return a tenant's account, updated to its present weight; sequences without a tenant share one."""
+        """Return a tenant's account with its current weight; sequences without a tenant share one."""
         name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
         account = self._accounts.get(name)
         if account is None:
@@ -216,7 +215,7 @@ class PlaceShares:
         return account
 
     def _sweep(self) -> None:
-        """Close the accounts that are like new ones."""
+        """Close accounts that are equivalent to new ones."""
         for name, account in list(self._accounts.items()):
             if not account.live and self._use_of(account) <= self._floor:
                 del self._accounts[name]
@@ -230,10 +229,10 @@ def _give(sequence: Sequence, place: tuple[int, int], now_ns: int) -> None:
 
 
 class FreePlaces:
-    """The free places of instances, each a row and the number of an instance. The first ones are taken first.
+    """Free places of instances, each with a row and an instance number. The first ones are used first.
 
-    There may be millions of places, of which few are ever used: of each instance, those behind the first one that was
-    never taken (`_fresh`) are not listed anywhere.
+    There may be millions of places, of which few are ever used: places of an instance from its first unused one on
+    (`_fresh`) are not listed.
     """
 
     __slots__ = ("_free", "_fresh", "_rows")

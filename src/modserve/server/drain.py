@@ -1,8 +1,8 @@
-"""The drain of a server: it leaves service step by step, and finishes what it has accepted. It begins once, for good.
+"""Drain of a server: it leaves service step by step, and finishes accepted requests. It begins once, permanently.
 
-1. *Notice*: the server is not ready, and serves everything, so that load balancers turn away from it.
-2. *Closing*: no new connections. The clients of open ones are told to go elsewhere; what they send meanwhile is served.
-3. *Finishing*: what is new is refused. Accepted requests are finished, and sequences that have begun go on.
+1. *Notice*: the server reports that it is not ready, but serves everything, so that load balancers stop using it.
+2. *Closing*: no new connections. Clients of open ones are told to go elsewhere; requests sent meanwhile are served.
+3. *Finishing*: new requests are refused. Accepted requests are finished, and begun sequences continue.
 4. *Drained*: nothing is in flight. The models stay loaded until the process ends.
 """
 
@@ -27,7 +27,7 @@ class DrainPhase(enum.IntEnum):
 
 
 class DrainReport(NamedTuple):
-    """Report of a drain: True if nothing is in flight, requests in flight by model, and the seconds that it took."""
+    """Report of a drain: True if nothing is in flight, requests in flight by model, and duration in seconds."""
 
     drained: bool
     in_flight: Mapping[str, int]
@@ -35,7 +35,7 @@ class DrainReport(NamedTuple):
 
 
 class DrainTimes(NamedTuple):
-    """Seconds for the notice, and from then on for all the rest. `share`: the part of these that clients may take."""
+    """Seconds for the notice, and for everything after it. `share`: part of the latter that clients may take."""
 
     notice: float = 0.0
     grace: float = 30.0
@@ -43,23 +43,23 @@ class DrainTimes(NamedTuple):
 
 
 class DrainedPorts(Protocol):
-    """The ports of a server."""
+    """Interface of a server's ports."""
 
     def connections(self) -> Mapping[str, int]:
         """Return the number of open connections by protocol."""
 
     async def retire(self, seconds: float, replaced: bool) -> None:
-        """Take no new connections, tell the clients of the others, and receive the requests that have begun to arrive.
+        """Accept no new connections, tell clients of open ones to go elsewhere, and receive requests that are arriving.
 
-        Takes `seconds` at most. `replaced`: as `Drain.run` has it.
+        Takes at most `seconds`. `replaced`: as in `Drain.run`.
         """
 
     async def finish(self, end: float) -> None:
-        """End connections as soon as their calls are over; returns when all are, or at `end` on the loop's clock."""
+        """Close connections once their calls have ended. Return when all are closed, or at `end` (loop clock)."""
 
 
 class NoPorts:
-    """Ports of a library: none."""
+    """Ports of an embedded server, which has none."""
 
     def connections(self) -> Mapping[str, int]:
         return {}
@@ -72,25 +72,25 @@ class NoPorts:
 
 
 class DrainedServer(Protocol):
-    """Interface of the server that is drained."""
+    """Interface of a server to drain."""
 
     def give_notice(self) -> None:
-        """Not ready from now on; all else goes on."""
+        """Become not ready; everything else continues."""
 
     def retire(self) -> None:
-        """Tell the watchers that this server is about to stop."""
+        """Notify watchers that this server is about to stop."""
 
     def stop_accepting(self) -> None:
-        """Refuse what is new."""
+        """Refuse new requests."""
 
     async def finish(self) -> None:
-        """Return when nothing is in flight."""
+        """Wait until nothing is in flight."""
 
     def in_flight(self) -> dict[str, int]: ...
 
 
 class Drain:
-    """Drain of a server, for the event loop's thread. The server's maker sets `times`, and `ports` if it has some."""
+    """Drain of a server, for the event loop's thread. The server's creator sets `times`, and `ports` if any."""
 
     def __init__(self, server: DrainedServer) -> None:
         self._server = server
@@ -98,13 +98,13 @@ class Drain:
         self.ports: DrainedPorts = NoPorts()
         self.phase = DrainPhase.SERVING
         self.closed_at = 0.0
-        """Start of the time for all that follows the notice, on the loop's clock."""
+        """End of the notice, on the loop's clock."""
         self._hurried = asyncio.Event()
         self._noticed: float | None = None
         self._task: asyncio.Task[DrainReport] | None = None
 
     def give_notice(self) -> None:
-        """The first step, if it has not been made."""
+        """Begin the notice, unless it has begun."""
         if self._noticed is None:
             self._noticed = asyncio.get_running_loop().time()
             self.phase = max(self.phase, DrainPhase.NOTICE)
@@ -113,13 +113,13 @@ class Drain:
             self._server.give_notice()
 
     def hurry(self) -> None:
-        """Let the notice be over."""
+        """End the notice early."""
         self._hurried.set()
 
     async def run(self, replaced: bool = False) -> DrainReport:
-        """Drain the server, or wait for the drain that has begun. Cancelling the caller does not end it.
+        """Drain the server, or wait for a drain that has begun. Cancelling the caller does not end it.
 
-        `replaced`: other processes serve on at the same ports, so that no notice is needed.
+        `replaced`: other processes continue to serve at the same ports, so no notice is needed.
         """
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._steps(replaced), name="drain")
@@ -159,7 +159,7 @@ class Drain:
                 finishing.create_task(server.finish())
         except TimeoutError:
             drained = False
-        # Once drained, what may still run are executions whose clients have gone, and which the end gives up.
+        # After the drain, only executions with disconnected clients may still run; the shutdown abandons them.
         left, seconds = {} if drained else server.in_flight(), loop.time() - begun
         if drained:
             self.phase = DrainPhase.DRAINED
@@ -170,12 +170,12 @@ class Drain:
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:
-    """Requests in flight, for people."""
+    """Format the requests in flight by model."""
     return ", ".join(f"{count} of model '{name}'" for name, count in sorted(counts.items())) or "none"
 
 
 def notice_line(seconds: float, connections: Mapping[str, int], in_flight: Mapping[str, int]) -> str:
-    """Return the log line for the beginning of the notice."""
+    """Return the log line at the start of the notice."""
     return (
         f"draining: not ready any more, and all requests are served for {seconds:g} s; "
         f"{_format_connections(connections)}, in flight: {_format_counts(in_flight)}"
@@ -183,7 +183,7 @@ def notice_line(seconds: float, connections: Mapping[str, int], in_flight: Mappi
 
 
 def stopping_line(in_flight: Mapping[str, int], seconds: float) -> str:
-    """Return the log line for the closing of the ports."""
+    """Return the log line for closing the ports."""
     if not in_flight:
         return "stopping: no new requests, and none are in flight"
     return (

@@ -1,11 +1,9 @@
-"""The interface of a server to its front ends: of one process, or of several processes that act as one.
+"""Interface of a server to its front ends; a server may be one process, or several that act as one.
 
-Inference, and everything else that needs the models themselves, concerns the process that receives the call. Coroutines
+Inference, and all other calls that need the models themselves, concern the process that receives them. Coroutines
 concern the whole server.
 
-The extensions of the protocol.
-
-The services that a server uses besides its models.
+Also the protocol extensions, and a server's parts other than its models.
 """
 
 import enum
@@ -51,7 +49,7 @@ EXTENSIONS = (
     "statistics",
     "trace",
 )
-"""The protocol extensions served so far, as server metadata lists them."""
+"""Supported protocol extensions, as listed in server metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +57,12 @@ class Services:
     """Parts of a server other than its models."""
 
     logs: Logs | None = None
-    """The log whose settings clients may change."""
+    """The log, if clients may change its settings."""
     tracer: Tracer = field(default_factory=Tracer)
     shared_memory: SharedMemory = field(default_factory=SharedMemory)
     memory: MemoryBudget = field(default_factory=MemoryBudget)
     quotas: Quotas = field(default_factory=Quotas)
-    """Requests that clients have in flight, against the limits of the server and of tenants."""
+    """Requests in flight, and the limits of the server and of tenants."""
     model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
     failure_log: FailureLog = field(default_factory=FailureLog)
     access_log: AccessLog | None = None
@@ -80,7 +78,7 @@ class Phase(enum.Enum):
     """Phase in the life of a server."""
 
     STARTING = "starting"
-    """Until every model of the first load is READY or has failed. Models that are READY are served."""
+    """Until every model of the first load is READY or has failed. READY models are served."""
     RUNNING = "running"
     STOPPING = "stopping"
     """No new requests are accepted; accepted ones are finished."""
@@ -94,33 +92,33 @@ class Readiness(NamedTuple):
 
 
 class Server(Protocol):
-    """A server, for the event loop's thread. All methods that take a model's name may raise NOT_FOUND."""
+    """A server, for the event loop's thread. All methods with a model's name may raise NOT_FOUND."""
 
     name: str
     version: str
     changes: Changes
     """Notified whenever the readiness of this process or of a model in it may have changed."""
     memory: MemoryBudget
-    """Memory of requests, against the limit."""
+    """Memory of requests, and its limit."""
     quotas: Quotas
-    """Requests that clients have in flight, against the limits of the server and of tenants."""
+    """Requests in flight, and the limits of the server and of tenants."""
     shared_memory: SharedMemory
-    """The regions that clients have registered, for the requests that use them."""
+    """Shared-memory regions registered by clients."""
     tracer: Tracer
     """Tracer for requests, with the current settings; `change_trace_settings` changes these."""
     routings: Routings
     failure_log: FailureLog
-    """The front ends record each request that failed in it."""
+    """Log of failed requests, written by the front ends."""
     access_log: AccessLog | None
-    """The front ends record each request in it, if it is there when they start."""
+    """Log of all requests, written by the front ends if it exists when they start."""
     recorder: RequestRecorder | None
-    """Records some of the requests; None if nothing is recorded."""
+    """Records sampled requests; None if nothing is recorded."""
     engine_metrics: MetricStore
     """Metrics of this process's engines for the metrics page."""
 
     @property
     def tenant(self) -> Tenant | None:
-        """Tenant of the calling client; None where the server knows no tenants."""
+        """Tenant of the calling client; None if the server has no tenants."""
         ...
 
     # This process
@@ -130,12 +128,12 @@ class Server(Protocol):
 
     @property
     def retiring(self) -> bool:
-        """True if the server is about to stop: what arrives is still served, and watchers are told."""
+        """True if the server is about to stop: arriving requests are still served, and watchers are notified."""
         ...
 
     @property
     def leaving(self) -> bool:
-        """True if the server is about to stop, or stops, without a replacement."""
+        """True if the server is stopping or about to stop, without a replacement."""
         ...
 
     @property
@@ -152,16 +150,16 @@ class Server(Protocol):
 
     @property
     def control_mode(self) -> str:
-        """The model control mode: ``explicit`` if clients may load and unload models."""
+        """Model control mode: ``explicit`` if clients may load and unload models."""
         ...
 
     @property
     def logs(self) -> Logs:
-        """The log, with its settings as they are. Raises UNAVAILABLE if they are not this server's to change."""
+        """The log with its current settings. Raises UNAVAILABLE if the server cannot change them."""
         ...
 
     def model(self, name: str, version: int | None = None) -> Servable:
-        """The READY model version that serves requests, by its `submit`. Raises UNAVAILABLE if it is not READY."""
+        """Return the READY model version that serves requests, by its `submit`. Raises UNAVAILABLE if not READY."""
         ...
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
@@ -181,9 +179,9 @@ class Server(Protocol):
         ...
 
     def folder(self, id: ModelId) -> Path | None:
-        """Return the files of a READY version on this machine; None if it is not READY.
+        """Return the local files of a READY version; None if it is not READY.
 
-        They stay while the version is in service, or borrowed.
+        They exist while the version is in service or borrowed.
         """
         ...
 
@@ -194,23 +192,23 @@ class Server(Protocol):
         ...
 
     def model_memory(self) -> MemoryReport:
-        """Return the memory of models, against their limit."""
+        """Return the memory of models, and its limit."""
         ...
 
     def tracer_for(self, model: str) -> Tracer:
-        """The tracer, for calls about a model, or all if empty. Raises INVALID_ARG for a model that is not READY."""
+        """Return the tracer for calls about a model, or all if empty. Raises INVALID_ARG if the model is not READY."""
         ...
 
     async def check_model_ready(self, name: str, version: int | None) -> bool:
-        """Return True if a model (version) takes requests in this process, also according to its engine."""
+        """Return True if a model (version) accepts requests in this process, also according to its engine."""
         ...
 
-    # Questions to the whole server
+    # Queries of the whole server
 
     async def readiness(self) -> Readiness: ...
 
     async def model_trouble(self, name: str, version: int | None) -> str | None:
-        """Return the reason why a model (version) takes no requests: empty if unknown, None if it takes them."""
+        """Return the reason why a model (version) accepts no requests: empty if unknown, None if it does."""
         ...
 
     async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
@@ -218,61 +216,61 @@ class Server(Protocol):
         ...
 
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
-        """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
+        """Return `index` with never loaded models in the repositories. Raises UNAVAILABLE when stopping."""
         ...
 
     async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
-        """Return the registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
+        """Return the registered regions of a kind, or the named one; with tenants, only the tenant's."""
         ...
 
     async def routing(self, name: str) -> dict[str, Any]:
-        """Return the routing of requests for a model, with its effects so far, in values that JSON has.
+        """Return the routing of a model and its results so far, as JSON values.
 
         Raises UNAVAILABLE if no version is READY.
         """
         ...
 
     async def failures(self) -> list[dict[str, Any]]:
-        """Return the requests that failed lately, those that failed alike as one, the latest first."""
+        """Return recent failed requests, latest first, with identical failures combined."""
         ...
 
     async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
-        """Return the console's figures of all workers, with their number; of the only process `own()` and None."""
+        """Return the console's figures of all workers, with their number; for a single process, `own()` and None."""
         ...
 
-    # Changes to the whole server
+    # Changes of the whole server
 
     async def drain(self) -> DrainReport:
-        """Take the server out of service for good, and finish what it has accepted; all calls return the same."""
+        """Take the server out of service permanently, and finish accepted requests. All calls get the same report."""
         ...
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model of the repositories, or load it again; on return it is READY. As `LocalServer.load_model`."""
+        """Load or reload a model of the repositories; READY on return. See `LocalServer.load_model`."""
         ...
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Take a model out of service. As `LocalServer.unload_model`."""
+        """Take a model out of service. See `LocalServer.unload_model`."""
         ...
 
     async def set_routing(self, name: str, document: object) -> None:
-        """Route the requests for a model as `document`, an object in JSON's values, says; None: as its configuration.
+        """Set a model's routing to `document`, a JSON object; None restores that of its configuration.
 
-        It lasts until no version of the model is READY any more. Raises INVALID_ARG, and what `routing` raises.
+        It lasts until no version of the model is READY any more. Raises INVALID_ARG, and the errors of `routing`.
         """
         ...
 
     async def change_log_settings(self, change: Mapping[str, Any]) -> None:
-        """New values of fields of `LogSettings`."""
+        """Change fields of `LogSettings` to new values."""
         ...
 
     async def change_trace_settings(self, change: TraceChange, model: str) -> None:
-        """Change the settings of a model, or for an empty name of all models that have none of their own."""
+        """Change the settings of a model, or with an empty name of all models without their own."""
         ...
 
     async def register_region(self, region: Region, handle: bytes = b"") -> None:
-        """`handle` is that of a GPU's memory. Raises as `SharedMemory.register_system` does."""
+        """Register a region; `handle`: of GPU memory. Raises like `SharedMemory.register_system`."""
         ...
 
     async def unregister_region(self, kind: type[Region], name: str, tenant: str = "") -> None:
-        """A tenant's named region, or all of a kind. An unknown name is not an error."""
+        """Unregister a tenant's named region, or all of a kind. An unknown name is not an error."""
         ...

@@ -1,4 +1,4 @@
-"""The server of one process: data plane and control plane, without sockets."""
+"""Server of one process: data plane and control plane, without sockets."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ from .interface import EXTENSIONS, Phase, Readiness, Region, RegionT, Services
 
 
 class LocalServer:
-    """Implements `Server` in one process: models, and all that clients can do with them, on one event loop's thread."""
+    """Implements `Server` in one process: models and all calls of clients, on one event loop's thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LocalServer:
         self.version = __version__
         self.phase = Phase.STARTING
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that it runs on, once it has begun to load."""
+        """The server's event loop, once loading has begun."""
         self.tenant: Tenant | None = None
         self.retiring = False
         self.leaving = False
@@ -63,9 +63,9 @@ class LocalServer:
         self.folder = manager.table.folder
         self.failed_loads = manager.table.count_failed_loads
         self.unready_reasons = manager.table.unready
-        """The model versions that keep the server from being ready."""
+        """Model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
-        """Models with sequences that have begun, READY or not."""
+        """Models with begun sequences, READY or not."""
         self.routings, self.check_routing = manager.table.routings, manager.table.check_routing
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self.repository_reads = self._control.outages.read_s
@@ -93,7 +93,7 @@ class LocalServer:
     def model(self, name: str, version: int | None = None) -> Servable:
         """Return the READY model version that serves requests, by its `submit`.
 
-        One that is being unloaded serves them while it has sequences that have begun, also when the server is stopping.
+        A version that is being unloaded accepts requests while it has open sequences, even when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:
@@ -106,8 +106,8 @@ class LocalServer:
     def borrow(self, name: str, version: int | None = None) -> Handle:
         """Return the model like `model`, but keep the version alive until the handle is released.
 
-        It takes requests until then, also while another version takes its place, it is being unloaded or the server is
-        stopping. For callers that submit later than in this turn of the event loop.
+        Until then it accepts requests, even while it is replaced or unloaded, or the server is stopping. For callers
+        that submit in a later turn of the event loop.
         """
         return self._table.lend(self.model(name, version))
 
@@ -120,13 +120,13 @@ class LocalServer:
         version: int | None = None,
         request_id: str = "",
         parameters: Mapping[str, ParameterValue] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - it bounds the wait in the queue, not this call
+        timeout: float | None = None,  # noqa: ASYNC109 - limits the wait in the queue, not this call
     ) -> InferenceResponse:
         """Run one inference and return its response.
 
-        `inputs` are numpy arrays by input name, with the batch dimension if the model has one. `outputs` names the
-        requested outputs, all by default. `version` is the latest ready one by default. `timeout` (seconds) is how long
-        the request may wait before it runs. Cancelling the caller cancels the request.
+        `inputs`: numpy arrays by input name, with the batch dimension if the model has one. `outputs`: names of
+        requested outputs, by default all. `version`: by default the latest ready one. `timeout`: maximum wait in
+        seconds before the request runs. Cancelling the caller cancels the request.
 
         Raises `ModserveError`: INVALID_ARG, NOT_FOUND, UNAVAILABLE (also past the timeout) or INTERNAL.
         """
@@ -143,12 +143,12 @@ class LocalServer:
         version: int | None = None,
         request_id: str = "",
         parameters: Mapping[str, ParameterValue] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - it bounds the wait in the queue, not this call
+        timeout: float | None = None,  # noqa: ASYNC109 - limits the wait in the queue, not this call
     ) -> AsyncGenerator[InferenceResponse]:
         """Run one inference and iterate over its responses: any number for decoupled models, one for others.
 
-        All is as in `infer`. Closing the iterator cancels the request. Raises what `infer` raises, also after some
-        responses; the iteration then ends.
+        Arguments as for `infer`. Closing the iterator cancels the request. Raises the errors of `infer`, possibly after
+        some responses, which ends the iteration.
         """
         now_ns = time.monotonic_ns()
         request = make_request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
@@ -159,7 +159,7 @@ class LocalServer:
                 yield outcome
 
     def pace(self, inflight: Inflight) -> None:
-        """Keep the engine of a request with many responses from running ahead of its client: see `resources.flow`."""
+        """Keep the engine of a request with many responses from running ahead of its client (`resources.flow`)."""
         flow.pace(inflight, self.memory, asyncio.get_running_loop())
 
     # Version routing
@@ -169,16 +169,16 @@ class LocalServer:
         return self.routings.report(name, lambda version: self._trouble(name, version))
 
     def routing_counts(self) -> list[dict[str, Any]]:
-        """Return the counts of all routings, for sums of several workers."""
+        """Return the counts of all routings, for sums over workers."""
         return self.routings.counts(self._trouble)
 
     async def set_routing(self, name: str, document: object, revision: str = "") -> None:
-        """`revision`: what this setting is called in all workers, one of which has checked it."""
+        """Set the routing. `revision`: name of this setting in all workers, one of which has checked it."""
         self._check_running()
         await self._control.set_routing(name, document, revision)
 
     def _trouble(self, name: str, version: int | None) -> str:
-        """Return the reason why a version takes no requests; empty if it does."""
+        """Return the reason why a version accepts no requests; empty if it does."""
         try:
             return self.model(name, version).unready_reason or ""
         except ModserveError as error:
@@ -196,21 +196,21 @@ class LocalServer:
 
     @property
     def ready(self) -> bool:
-        """True if inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
+        """True if ready for inference: running, and if strict, every model version READY or unloaded on purpose."""
         if self.phase is not Phase.RUNNING or self.leaving:
             return False
         return not (self._strict_readiness and self._table.unready())
 
     def model_ready(self, name: str, version: int | None) -> bool:
-        """Return True if a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if unknown."""
+        """Return True if a model (version) accepts requests, to the server's knowledge. Raises NOT_FOUND if unknown."""
         return self._table.is_ready(name, version) and self.live
 
     async def check_model_ready(self, name: str, version: int | None) -> bool:
-        """Return `model_ready`, but also ask the engine, if its instances can tell their readiness."""
+        """Return `model_ready`, but also ask the engine if its instances can report their readiness."""
         return self.model_ready(name, version) and await self.check_callable(name, version) and self.live
 
     async def check_callable(self, name: str, version: int | None) -> bool:
-        """Return `check_model_ready` for calls of other models, which are taken also while the server is stopping."""
+        """Return `check_model_ready` for calls from other models, accepted even while the server is stopping."""
         servable = self._table.ready(name, version)
         if not isinstance(servable, ReadinessChecker):
             return servable is not None
@@ -222,14 +222,14 @@ class LocalServer:
     async def model_trouble(self, name: str, version: int | None) -> str | None:
         return None if await self.check_model_ready(name, version) else self._trouble(name, version)
 
-    # What there is
+    # Index
 
     @property
     def extensions(self) -> Sequence[str]:
         return EXTENSIONS if self._logs is None else (*EXTENSIONS, "logging")
 
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
-        """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
+        """Return `index` with never loaded models in the repositories. Raises UNAVAILABLE when stopping."""
         self._check_running()
         if only_ready:
             return [entry for entry in self.index() if entry.state is LifecycleState.READY]
@@ -237,7 +237,7 @@ class LocalServer:
 
     @property
     def waiting_models(self) -> Sequence[str]:
-        """The models in the repositories that were not loaded at the start, since no request had named them."""
+        """Models in the repositories that were not loaded at the start, since no request had named them."""
         return self._control.waiting
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
@@ -256,14 +256,14 @@ class LocalServer:
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
     def count_ended_requests(self) -> int:
-        """Return the requests to READY models that have succeeded or failed."""
+        """Return the number of requests to READY models that have succeeded or failed."""
         return sum(each.statistics.success.count + each.statistics.fail.count for each in self.ready_models())
 
     def in_flight(self) -> dict[str, int]:
-        """The requests that READY models have accepted and not settled, by model; models without any are left out."""
+        """Return the unsettled requests of READY models, by model; models without any are omitted."""
         counts: Counter[str] = Counter()
         for servable in self.ready_models():
-            counts[servable.id.name] += getattr(servable, "outstanding", 0)  # as a `RequestHolder` has it
+            counts[servable.id.name] += getattr(servable, "outstanding", 0)  # of a `RequestHolder`
         return +counts
 
     async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
@@ -286,41 +286,41 @@ class LocalServer:
     async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
         return own(), None
 
-    # Control by clients
+    # Control
 
     @property
     def control_mode(self) -> str:
-        """The model control mode: ``explicit`` if clients may load and unload models."""
+        """Model control mode: ``explicit`` if clients may load and unload models."""
         return self._control.mode.value
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model of the repositories, or load it again; on return it is READY.
+        """Load or reload a model of the repositories; it is READY on return.
 
-        What has not changed since it was loaded is left alone. What is being served is served until its replacement
-        is READY, and on if that fails; of several versions all are replaced or none. The models of an ensemble are
-        loaded before it. `config`, a model configuration as JSON, takes the place of that in the repository.
-        `files`, by ``<version>/<path>``, are all the files of the model, which then needs a `config` and need not be in
-        a repository. Both are for this load only. Cancelling the caller does not end the load.
+        Versions that have not changed since they were loaded are left alone. Serving versions continue until their
+        replacement is READY, or permanently if that fails; of several versions all are replaced or none. The models of
+        an ensemble are loaded before it. `config`, a model configuration as JSON, replaces the configuration in the
+        repository. `files`, by ``<version>/<path>``, are all files of the model, which then needs a `config` and need
+        not be in a repository. Both apply to this load only. Cancelling the caller does not end the load.
 
-        Raises `ModserveError`: INVALID_ARG (with the reason of each version that failed), INTERNAL if the model is not
-        there or its configuration cannot be read, or UNAVAILABLE if the model control mode is not explicit or the
-        server is stopping.
+        Raises `ModserveError`: INVALID_ARG (with the reason of each failed version), INTERNAL if the model is missing
+        or its configuration cannot be read, or UNAVAILABLE if the model control mode is not explicit or the server is
+        stopping.
         """
         self._check_running()
         await self._control.load(name, config, files)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Take a model out of service. What it has accepted is finished after this returns, and then it is unloaded.
+        """Take a model out of service. Accepted requests are finished after this returns, and then it is unloaded.
 
         `unload_dependents` also unloads the models that only this ensemble needs and that were not loaded by name. A
-        model that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
+        model that is not loaded is no error. Raises UNAVAILABLE like `load_model`.
         """
         self._check_running()
         await self._control.unload(name, unload_dependents)
 
     @property
     def logs(self) -> Logs:
-        """The log whose settings clients may change. Raises UNAVAILABLE if they are not this server's to change."""
+        """The log, for changes of its settings by clients. Raises UNAVAILABLE if the server cannot change them."""
         if self._logs is None:
             raise unavailable("the server does not support dynamic logging")
         return self._logs
@@ -347,10 +347,10 @@ class LocalServer:
             raise invalid(f"Request for unknown model : {model}")
         return self.tracer
 
-    # Life
+    # Lifecycle
 
     async def load(self) -> None:
-        """Load what is to be loaded at the start, and be RUNNING. Models that fail are states with reasons.
+        """Load the initial models, then be RUNNING. Failed models have a state with the reason.
 
         Raises INVALID_ARG if a repository cannot be read.
         """
@@ -365,30 +365,30 @@ class LocalServer:
         return self.draining.phase
 
     async def drain(self) -> DrainReport:
-        """Take the server out of service for good, and finish what it has accepted. As `Drain.run`."""
+        """Take the server out of service permanently, and finish accepted requests, like `Drain.run`."""
         return await self.draining.run()
 
     def give_notice(self) -> None:
-        """Not ready from now on; all else goes on."""
+        """Become not ready; everything else continues."""
         self.leaving = True
         self.changes.notify()
 
     def retire(self) -> None:
-        """Tell the watchers that this server is about to stop; all else goes on."""
+        """Notify watchers that this server is about to stop; everything else continues."""
         self.retiring = True
         self.changes.notify()
 
     def stop_accepting(self) -> None:
-        """Not ready from now on, and nothing new is accepted; what was accepted goes on."""
+        """Become not ready and refuse new requests; accepted requests continue."""
         self.phase, self.leaving = Phase.STOPPING, True
         self.changes.notify()
 
     async def finish(self) -> None:
-        """Give up loads, and return when nothing that was accepted is in flight."""
+        """Abandon loads, and wait until no accepted request is in flight."""
         await self._control.finish()
 
     async def end(self) -> None:
-        """Accept nothing new, finish what was accepted, and unload everything."""
+        """Refuse new requests, finish accepted ones, and unload everything."""
         self.draining.hurry()
         self.stop_accepting()
         await self._control.stop()

@@ -1,8 +1,8 @@
-"""The server as the caller of the current task may use it.
+"""The server with the permissions of the current task's caller.
 
-All access to a model goes through here, so no handler checks anything itself: a model that the caller must
-not see is not there, and one with which it may do other things only is refused. Without an identified caller, which
-is a bug, nothing may be asked.
+All access to a model goes through here, so handlers check nothing themselves: a model that the caller must not see does
+not exist, and other calls without permission are refused. Without an identified caller, which is a bug, all calls are
+refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from modserve.server.interface import Region, RegionT
 
 
 class _ScopedRoutings:
-    """The labels of the models that the caller sees."""
+    """Labels of the models visible to the caller."""
 
     def __init__(self, routings: Routings) -> None:
         self._routings = routings
@@ -137,13 +137,13 @@ class ScopedServer:
         await self._server.change_trace_settings(change, model)
 
     def _check(self, model: str) -> None:
-        """The call concerns the model, or if that is empty, the whole server."""
+        """Check the permission for a call about the model; about the whole server if `model` is empty."""
         if model:
             current().check(model)
         else:
             current().check_server()
 
-    # Those that the caller may ask about
+    # Models visible to the caller
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
         caller = current()

@@ -1,4 +1,4 @@
-"""The settings of HTTP and gRPC: addresses, access, TLS, and what the containers of SageMaker and Vertex AI expect."""
+"""Settings of HTTP and gRPC: addresses, access, TLS, and the requirements of SageMaker and Vertex AI."""
 
 import os
 import re
@@ -23,10 +23,10 @@ from .values import Count, Milliseconds, Port
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
+    """PEM files. With `mutual`, clients must present a certificate signed by one in `root`."""
 
     certificate: Path
-    """The server's own, followed by those between it and the root that its clients trust."""
+    """The server's certificate, followed by intermediate certificates."""
     key: Path
     root: Path | None = None
     mutual: bool = False
@@ -68,7 +68,7 @@ _ADMIN = re.compile(r"(?P<host>|\[[0-9A-Fa-f:.]+\]|[^\s/?#,@:\[\]]+):(?P<port>[0
 
 
 def _address(text: str) -> str:
-    """The help does not say that it may also be a socket that the process has inherited."""
+    """Parse an address; undocumented in the help: an inherited socket."""
     unix_socket.check(text)
     return text
 
@@ -104,29 +104,29 @@ _PORT = "8080"
 _SAGEMAKER_MODEL = "/opt/ml/model"
 _INFERENCES = ("infer", "generate", "generate_stream")
 _OWN_MODELS = ("model_repository", "python_model", "model_file", "example")
-"""Settings that say which models to serve: with one of them, those of the platform are not served."""
+"""Settings that select models; with one of them, the platform's models are not served."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformRoutes:
-    """The paths by which a platform calls the server, and which calls they are."""
+    """Paths by which a platform calls the server, and their calls."""
 
     health: str
     predict: str
     binary_type: str
-    """The media type of JSON before binary data, up to the length of that JSON."""
+    """Media type of JSON before binary data, up to the parameter with the JSON's length."""
     redirect_header: str = ""
-    """Names another call in place of `predict`; empty: none does."""
+    """Header that names another call instead of `predict`; empty for none."""
     instances: bool = False
-    """Predictions may have the form ``{"instances": […]}`` as well."""
+    """True if predictions may also have the form ``{"instances": […]}``."""
     model: str = ""
-    """Takes the predictions; empty: the only model there is."""
+    """Model for predictions; empty for the only model."""
     model_variable: str = ""
-    """Place where users name it, for messages."""
+    """Name of the users' variable for it, for messages."""
     call: str = "infer"
-    """Role of a prediction for the model."""
+    """Call of the model for a prediction."""
     registry: str = ""
-    """Directory in which models that the platform loads are known; empty: it loads none."""
+    """Directory with records of the models that the platform loads; empty if it loads none."""
 
 
 def complete(
@@ -135,9 +135,9 @@ def complete(
     grpc: MutableMapping[str, Any],
     environment: Mapping[str, str],
 ) -> None:
-    """Add what follows from the platform of `http`, if it has one, to settings that are not made yet.
+    """Add the consequences of the platform of `http`, if any, to keywords of settings.
 
-    Raises ValueError for a variable that is missing or wrong.
+    Raises ValueError for a missing or invalid variable.
     """
     completion = {"sagemaker": _sagemaker, "vertex": _vertex}.get(http.get("platform", "none"))
     if completion is not None:
@@ -211,7 +211,7 @@ def _route(environment: Mapping[str, str], variable: str) -> str:
 
 
 def _registry() -> str:
-    """An empty repository at first. Raises ValueError if another user may write to it."""
+    """Return an initially empty repository. Raises ValueError if another user may write to it."""
     path = Path(tempfile.gettempdir()) / "modserve-sagemaker"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -268,17 +268,17 @@ class FrontEndSettings:
     )
 
     limits: LoopLimits = LoopLimits()
-    """Limits of the work that is done on the event loop."""
+    """Limits of the work on the event loop."""
 
     def without_secrets(self, keys: Iterable[str]) -> Self:
-        """Keep headers that open restricted calls, and those with `keys`, from being forwarded to models."""
+        """Return settings that never forward headers with keys, or for restricted calls, to models."""
         names = {*keys, *(restriction.name for restriction in self.restrictions.values())}
         if self.header_pattern is None or not names:
             return self
         return replace(self, header_pattern=values.pattern_without(self.header_pattern, names))
 
     def check_certificates(self, subject: str) -> None:
-        """Raises ValueError if TLS lacks one of its files. `subject`, http or grpc, is the prefix of the options."""
+        """Raise ValueError if a TLS file is missing. `subject`, http or grpc: prefix of the options."""
         if self.tls is None:
             return
         for file in ("server-cert", "server-key", *(["root-cert"] if self.use_ssl_mutual else [])):
@@ -289,7 +289,7 @@ class FrontEndSettings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """None: plain connections."""
+        """TLS files; None for plain connections."""
         if not self.use_ssl and not self.use_ssl_mutual:
             return None
         root = Path(self.root_cert) if self.root_cert and self.use_ssl_mutual else None
@@ -298,7 +298,7 @@ class FrontEndSettings:
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class HttpSettings(FrontEndSettings):
-    """Settings of HTTP; times are in seconds. TLS files that are not set are those of gRPC."""
+    """Settings of HTTP; times are in seconds. TLS files default to gRPC's."""
 
     port: Port = option(8000, _PORT_HELP)
     restrictions: values.HttpRestrictions = option(
@@ -351,14 +351,14 @@ class HttpSettings(FrontEndSettings):
         value="NAME",
     )
     routes: PlatformRoutes | None = None
-    """Routes of the platform. No option sets them."""
+    """Routes of the platform. Not an option."""
     for_operators: bool = False
-    """The port is for operators: no origin is allowed. No option sets it."""
+    """True for a port for operators: no origin is allowed. Not an option."""
 
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class GrpcSettings(FrontEndSettings):
-    """Settings of gRPC; times are in milliseconds. The defaults are those of gRPC and Triton."""
+    """Settings of gRPC; times are in milliseconds. Defaults are gRPC's and Triton's."""
 
     port: Port = option(8001, _PORT_HELP)
     restrictions: values.GrpcRestrictions = option(

@@ -1,4 +1,4 @@
-"""Limits on requests, work and models in memory, and how a server stops."""
+"""Limits on requests, work and models in memory, and settings for stopping a server."""
 
 import re
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from .values import boolean
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """Limits of the work on the event loop at once, and of the work that may wait. More goes to a thread, or waits."""
+    """Limits of uninterrupted work on the event loop, and of waiting work. Larger work goes to a thread, or waits."""
 
     json: int = 256 * 1024
-    """Bytes of JSON that are decoded, and bytes that a compressed message may become."""
+    """Size in bytes of JSON to decode, and of a decompressed message."""
     compressed: int = 16 * 1024
-    """Bytes that are inflated, or compressed."""
+    """Bytes to decompress or compress."""
     texts: int = 256 * 1024
-    """Bytes of a BYTES tensor whose elements are counted, or of any tensor whose digest is computed."""
+    """Size in bytes of a BYTES tensor for counting its elements, or of any tensor for computing its digest."""
     elements: int = 32 * 1024
-    """Elements that are ranked, or read or written one by one."""
+    """Elements that are ranked, or converted one by one."""
     message: int = 1024 * 1024
-    """Bytes of a protobuf message that are parsed, or copied into one."""
+    """Size in bytes of a protobuf message to parse or build."""
     split: int = 64 * 1024
-    """Bytes of a ModelInferRequest that protobuf reads as a whole; longer ones are taken apart first."""
+    """Size in bytes of a ModelInferRequest that protobuf parses as a whole; longer ones are split first."""
     part: int = 256 * 1024
-    """Bytes of a stream's message that are sent at once: a slow reader is seen to read, one that has stopped is not."""
+    """Bytes of a stream's message sent at once, which distinguishes slow readers from stalled ones."""
     parts: int = 32
-    """Parts of one prediction that wait or run at a time; more would crowd out those of other clients."""
+    """Queued and running parts of one prediction; more would crowd out other clients' parts."""
     outstanding: int = 1024
-    """Requests of a gRPC stream that are read and not settled. Above that none is read, and the client waits."""
+    """Unsettled requests of a gRPC stream. At the limit none is read, and the client waits."""
     outstanding_bytes: int = 64 * 1024 * 1024
-    """Limit of the sum of their sizes. One request may be larger, and is then the only one."""
+    """Total size in bytes of these requests. A larger request is allowed as the only one."""
 
 
 REQUEST_MEMORY: int | None = option(
@@ -67,7 +67,7 @@ _BY_NAME = {unit.lower(): factor for unit, factor in _UNITS.items()}
 
 
 def memory_limit(value: Any) -> MemoryLimit:
-    """Return a number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
+    """Parse a number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
     if isinstance(value, MemoryLimit):
         return value
     match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, int | str) else None

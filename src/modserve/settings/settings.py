@@ -1,6 +1,6 @@
-"""Every setting of a server: its field, type, limits, default and help. Nothing else is needed for an option.
+"""The settings of a server, each with field, type, limits, default and help; options need nothing else.
 
-Those of HTTP and gRPC are in `front_ends`.
+For HTTP and gRPC, see `front_ends`.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ from .values import Count, Port, UnsignedCount
 class Settings(BaseModel):
     """Settings of a server: ``Settings(model_repository="models", http_port=0)``.
 
-    The keywords are the options' names with underscores; those of HTTP and gRPC become fields of `http` and `grpc`.
+    Keywords are the options' names with underscores; options of HTTP and gRPC become fields of `http` and `grpc`.
     Raises pydantic's ValidationError.
     """
 
-    # An input may have a password in it.
+    # Inputs may contain a password.
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     model_repository: values.Places = option(
@@ -47,7 +47,7 @@ class Settings(BaseModel):
         value="DIR",
         several=True,
     )
-    """A repository or several; `repositories` has them as paths and remote places."""
+    """Model repositories, one or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
         "Function or class decorated with modserve.model; also 'serve my_module:my_model'; NAME is by default OBJECT; "
@@ -55,7 +55,7 @@ class Settings(BaseModel):
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
-    """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
+    """Decorated objects or their import paths, by name; the keyword accepts one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
         "Model file, or directory of one model; also 'serve resnet50.onnx'; NAME is by default the file's without "
@@ -63,7 +63,7 @@ class Settings(BaseModel):
         value="[NAME=]FILE",
         several=True,
     )
-    """The keyword takes a path or several, or a mapping by name; the field has names, empty if not set, and paths."""
+    """The keyword accepts one or several paths, or a mapping by name; the field has names (may be empty) and paths."""
     example: bool = option(False, "Serve the example models that come with modserve.", flag=True)
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
@@ -112,7 +112,7 @@ class Settings(BaseModel):
         "Sample requests before a model is ready: config: from model_warmup; auto: also generated ones for other "
         "models; off: none.",
     )
-    # Of its two options, tritonserver lets the one win that switches it off.
+    # As in tritonserver, the option that switches it off wins over the one that switches it on.
     disable_auto_complete_config: values.AnyFlag = option(
         False,
         "Use each config.pbtxt as it is.",
@@ -132,9 +132,9 @@ class Settings(BaseModel):
         parse=values.backend_option,
         several=True,
     )
-    """Options by backend name; those of the name ``""`` are for every backend that has none of its own."""
+    """Options by backend name; the name ``""`` has defaults for all backends."""
     cache_config: values.CacheConfig = cache_options.CACHE_CONFIG
-    """A number is that of the bytes here; `cache` has it as a value."""
+    """Raw options; a number is a size in bytes. For the parsed value, see `cache`."""
     rate_limit: values.RateLimit = limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
@@ -143,15 +143,15 @@ class Settings(BaseModel):
         parse=values.rate_limit_resource,
         several=True,
     )
-    """Resources by name and device, None for each device."""
+    """Resources by name and device; None for each device."""
     supervise: bool = option(False, "Run the server as a child process, and restart it after a crash.", flag=True)
-    """Not for the library."""
+    """No effect for an embedded server."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
         1, "Processes that share the ports, each with its own instances and queues."
     )
-    """Not for the library."""
+    """No effect for an embedded server."""
     request_memory_limit: Annotated[int | None, Field(ge=0)] = limits.REQUEST_MEMORY
-    """None: half of what the container or the machine has."""
+    """None for half of the memory of the container or machine."""
     max_accepted_requests: Count = limits.MAX_ACCEPTED
     execution_timeout_secs: Count = limits.EXECUTION_SECS
     allow_client_shm: bool = option(False, "Let clients register shared memory and pass tensors in it.")
@@ -233,14 +233,14 @@ class Settings(BaseModel):
         value="SETTING=VALUE",
         several=True,
     )
-    """Pairs of names and values; the keyword takes a mapping as well."""
+    """Pairs of names and values; the keyword also accepts a mapping."""
 
     def __init__(self, *, model_repository: values.Repositories = (), **options: Any) -> None:
         super().__init__(model_repository=model_repository, **options)
 
     @property
     def repositories(self) -> tuple[Path | RemotePlace, ...]:
-        """The places of models, each once."""
+        """Places of models, without duplicates."""
         places = cast(tuple[Path | RemotePlace, ...], self.model_repository)
         return (*places, example_models()) if self.example else places
 
@@ -263,17 +263,17 @@ class Settings(BaseModel):
 
     @property
     def summary_quantiles(self) -> tuple[str, ...]:
-        """Quantiles of the summaries on the metrics page; none if they are not set."""
+        """Quantiles of the summaries on the metrics page; none if not set."""
         return values.quantiles(self.metrics_config.get("summary_quantiles", ""))
 
     @property
     def cache(self) -> CacheSettings:
-        """Place of the cached responses."""
+        """Settings of the response cache."""
         return cast(CacheSettings, self.cache_config)
 
     @property
     def log(self) -> LogSettings:
-        """Settings of the log at the start: levels, format and file."""
+        """Initial settings of the log: levels, format and file."""
         levels = self.log_info, self.log_warning, self.log_error, self.log_verbose
         return LogSettings(*levels, LogFormat(self.log_format), self.log_file, self.log_multiline)
 
@@ -284,12 +284,12 @@ class Settings(BaseModel):
 
     @property
     def proxies(self) -> Proxies:
-        """Proxies that are believed about the addresses of clients."""
+        """Proxies trusted to report clients' addresses."""
         return Proxies([network_of(each) for each in self.trusted_proxy])
 
     @property
     def trace(self) -> TraceSettings:
-        """Settings of tracing at the start."""
+        """Initial settings of tracing."""
         levels = [TraceLevel[name] for name in self.trace_level]
         level = TraceLevel.OFF if TraceLevel.OFF in levels else reduce(operator.or_, levels, TraceLevel.OFF)
         spans = None
@@ -300,7 +300,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _by_subject(cls, keywords: Any) -> Any:
-        """Put ``http_port`` into `http`, and gRPC's certificates where HTTP has none."""
+        """Move keywords such as ``http_port`` into `http`, and use gRPC's certificates if HTTP has none."""
         if not isinstance(keywords, Mapping):
             return keywords
         fields: dict[str, Any] = {}
@@ -344,7 +344,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_control(self) -> Self:
-        """Triton's rules, with its texts."""
+        """Check Triton's rules, with its texts."""
         if self.load_model and self.model_control_mode != "explicit":
             raise ValueError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         if "*" in self.load_model and len(self.load_model) > 1:
@@ -359,7 +359,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_front_ends(self) -> Self:
-        """TLS needs its files, mutual TLS also the clients' roots; models get no headers with keys."""
+        """Check that TLS has its files, and mutual TLS the clients' roots; keep headers with keys from models."""
         keys = HEADERS if self.auth_file or self.api_key else ()
         self.__dict__.update(http=self.http.without_secrets(keys), grpc=self.grpc.without_secrets(keys))
         self.http.check_certificates("http")
@@ -373,12 +373,12 @@ def _options() -> dict[str, Option]:
         label = {"http": "HTTP", "grpc": "gRPC"}.get(name, "")
         fields = cast(Any, field.annotation).__pydantic_fields__ if label else {name: field}
         for each in options_of(fields, name if label else "", label):
-            # --server-timing sets a field of both subjects.
+            # --server-timing sets a field of both.
             twin = options.get(each.name)
             options[each.name] = dataclasses.replace(twin, paths=twin.paths + each.paths) if twin else each
     return options
 
 
 OPTIONS: Mapping[str, Option] = _options()
-"""Options that work, by name, in the order of the help."""
+"""Options with an effect, by name, in the order of the help."""
 _PATHS = {option.keyword: option.paths for option in OPTIONS.values()} | {"api_key": (("api_key",),)}

@@ -1,4 +1,4 @@
-"""Settings from the command line, the environment and an option file in YAML or TOML, in this order of precedence."""
+"""Settings from the command line, the environment, and an option file in YAML or TOML, in this order of precedence."""
 
 import os
 import re
@@ -47,7 +47,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "vertex-ai-port": _ONE_PORT,
     "vertex-ai-thread-count": _ONE_PORT,
 }
-"""Options that no user misses, each with the reason: accepted with a warning, so that scripts still work."""
+"""Ignored options that users do not miss, each with the reason: accepted with a warning, so that scripts still work."""
 
 SWITCHES = frozenset(
     {
@@ -57,19 +57,19 @@ SWITCHES = frozenset(
         "model-namespacing",
     }
 )
-"""Options of `WITHOUT_EFFECT` that switch something on or off: to switch it off needs no warning."""
+"""Switches in `WITHOUT_EFFECT`; switching one off needs no warning."""
 
 
 FieldPath: TypeAlias = tuple[str, ...]
-"""A field of `Settings`, or of one of its subjects."""
+"""Path of a field in `Settings`, or in `http` or `grpc`."""
 
 CONFIG = "config"
 """The option that names an option file."""
 PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
-"""The options whose names may be left out."""
+"""Options with optional names."""
 _KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT)
 _WORKING = (CONFIG, *OPTIONS)
-"""Options that may be suggested."""
+"""Options suggested for misspelled ones."""
 _NICKNAMES: Mapping[str, str] = {
     "address": "http-address",
     "host": "http-address",
@@ -82,20 +82,20 @@ _NICKNAMES: Mapping[str, str] = {
 
 
 class OptionEntry(NamedTuple):
-    """Option as it was written."""
+    """An option as it was written."""
 
     name: str
     text: str
     place: str
-    """Beginning of errors: ``option '--http-port'``."""
+    """Beginning of error texts: ``option '--http-port'``."""
 
 
-# All together
+# All sources
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Contents of a command line: settings, and warnings about what has no effect or is deprecated."""
+    """Contents of a command line: settings, and warnings about ineffective or deprecated options."""
 
     settings: Settings
     warnings: tuple[str, ...] = ()
@@ -106,9 +106,9 @@ def from_command_line(
 ) -> CommandLine:
     """Read the command line over the environment, and both over the option file that they name.
 
-    `argument` is the option that words without a name are for.
+    `argument`: the option for words without a name.
 
-    Raises OptionError; its text says where the mistake is, and for a misspelled name, which was probably meant.
+    Raises OptionError, with the place of the mistake, and a suggestion for a misspelled name.
     """
     warnings: list[str] = []
     variables = list(from_environment(os.environ if environment is None else environment, warnings))
@@ -136,7 +136,7 @@ def from_command_line(
 
 
 def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
-    """Return the values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
+    """Return the values of the fields that a source sets; `places` gets their locations. Raises OptionError."""
     if {"cache-config", "response-cache-byte-size"} <= {entry.name for entry in entries}:
         raise OptionError(
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or the "
@@ -169,7 +169,7 @@ def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dic
 
 
 def _without_effect(entries: Iterable[OptionEntry]) -> Iterator[str]:
-    """Warnings about options that do nothing. Raises OptionError for a switch of tritonserver that is none."""
+    """Yield warnings about ineffective options. Raises OptionError for an invalid value of a tritonserver switch."""
     for name, text, place in entries:
         if name in SWITCHES:
             try:
@@ -197,11 +197,11 @@ def _explain(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
 
 
 def from_words(words: Sequence[str], argument: str = "") -> Iterator[OptionEntry]:
-    """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
+    """Read ``--name value``, ``--name=value`` and unambiguous prefixes of names, like tritonserver's getopt_long.
 
     A word such as ``my_module:my_model`` is a model by itself, and so is a file; with `argument`, each word is a value
-    of that option.
-    argparse refuses values that begin with a dash. Underscores in names count as dashes. Raises OptionError.
+    of that option. Unlike with argparse, values may begin with a dash. Underscores in names count as dashes. Raises
+    OptionError.
     """
     remaining = iter(words)
     for word in remaining:
@@ -233,7 +233,7 @@ def _may_be_file(word: str) -> bool:
 
 
 def _resolve(spelling: str) -> str:
-    """Return the option that a name, or the beginning of one, stands for. Raises OptionError."""
+    """Return the option with this name or prefix. Raises OptionError."""
     name = spelling.replace("_", "-")
     if name in _KNOWN:
         return name
@@ -249,7 +249,7 @@ def _resolve(spelling: str) -> str:
 
 
 def _hint(name: str, dashes: str = "") -> str:
-    """Return the end of an error that says which working option was probably meant."""
+    """Return the end of an error text, with the option that was probably meant."""
     name = _NICKNAMES.get(name, name)
     return did_you_mean(name, _WORKING, dashes) or "; 'modserve --help-all' lists all options"
 
@@ -258,16 +258,16 @@ def _hint(name: str, dashes: str = "") -> str:
 
 _PREFIX = "MODSERVE_"
 _LINK = re.compile(r"[a-z]+://\S+:\d+", re.ASCII)
-"""The value of the variable ``X_PORT`` that Kubernetes and Docker set for a service called x."""
+"""Value of the variable ``X_PORT`` that Kubernetes and Docker set for a service called x."""
 _LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-"""The names of the other variables that they set, for a service called modserve or modserve-…"""
+"""Names of their other variables for services called modserve or modserve-…"""
 
 _OF_OTHERS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL", "MODSERVE_COMPILED", KEY_VARIABLE})
-"""Variables that commands read which call a server, that of scripts/serve for the form, and that of a key."""
+"""Variables of commands that call a server, of scripts/serve for the form, and of keys."""
 
 
 def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[OptionEntry]:
-    """Read variables ``MODSERVE_…``; `warnings` gets a line for each that has no effect."""
+    """Read variables ``MODSERVE_…``; `warnings` gets a line for each ineffective one."""
     names = {_PREFIX + name.upper().replace("-", "_"): name for name in _KNOWN}
     for variable, text in environment.items():
         if not variable.startswith(_PREFIX) or _LINKED.fullmatch(variable) or variable in _OF_OTHERS:
@@ -291,9 +291,9 @@ def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Ite
 
 
 def from_file(file: str) -> Iterator[OptionEntry]:
-    """Read a YAML file, or a TOML file if it is called ``.toml``: options by name, without the dashes before it.
+    """Read a YAML file, or TOML with the suffix ``.toml``: options by name, without the leading dashes.
 
-    Lists are for options that may be repeated; mappings stand for ``a,b=c``. Raises OptionError.
+    Lists are for repeatable options; mappings stand for ``a,b=c``. Raises OptionError.
     """
     try:
         text = Path(file).read_text("utf-8")
@@ -325,7 +325,7 @@ def _toml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
 
 
 def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
-    """The text of a value is what stands in the file: YAML's types do not matter."""
+    """Yield the values as text, as written in the file: YAML's types are ignored."""
     import yaml
 
     def value_of(node: yaml.Node) -> Any:
@@ -346,7 +346,7 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts that a command line would have: several for a list or a mapping."""
+    """Return the equivalent texts of a command line: several for a list or a mapping."""
     match value:
         case dict():
             pairs = ((key, each, isinstance(each, dict)) for key, each in value.items())

@@ -1,9 +1,9 @@
-"""``--trace-config opentelemetry,…``: how traces go to a collector. Names and defaults are Triton's.
+"""``--trace-config opentelemetry,…``: export of traces to a collector. Names and defaults are Triton's.
 
-`protocol` is our own.
+`protocol` is an addition.
 
-Where a setting is missing, the variables of OpenTelemetry count: those of batches here, as in Triton, and all that
-concern the sending (``OTEL_EXPORTER_OTLP_…``) where it is sent.
+Defaults come from OpenTelemetry's variables: for batches they are read here, as in Triton; for the connection
+(``OTEL_EXPORTER_OTLP_…``), in the exporter.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _MOST = 2**31 - 1
 
 
 def setting(text: str) -> tuple[str, str]:
-    """``<setting>=<value>``. Raises ValueError."""
+    """Parse ``<setting>=<value>``. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not (equals and name and value):
         raise ValueError(f"expected '<setting>=<value>', got: {text}")
@@ -38,7 +38,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def settings(value: object) -> object:
-    """Return a validator: pairs of `setting`, a mapping by name, or texts, as pairs."""
+    """Validate pairs of `setting`, a mapping by name, or texts; return pairs."""
     if isinstance(value, Mapping):
         entries = value.items()
         return tuple(setting(f"{name}={text}") for name, texts in entries for text in _each(name, texts))
@@ -56,7 +56,7 @@ def _each(name: str, value: object) -> Iterable[object]:
 
 
 def span_settings(pairs: Iterable[tuple[str, str]], environment: Mapping[str, str]) -> SpanSettings:
-    """Return the settings, and what the environment says of those that are missing. Raises ValueError."""
+    """Return the settings, with missing ones from the environment. Raises ValueError."""
     pairs = tuple(pairs)
     texts = dict(pairs)
     for variable in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
@@ -74,7 +74,7 @@ def span_settings(pairs: Iterable[tuple[str, str]], environment: Mapping[str, st
 
 
 def check_library() -> None:
-    """Raises ValueError where OpenTelemetry is not installed."""
+    """Raise ValueError if OpenTelemetry is not installed."""
     exporters = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.exporter.otlp.proto.grpc")
     needed = ("opentelemetry.sdk.trace", *exporters)
     if not all(map(_is_installed, needed)):

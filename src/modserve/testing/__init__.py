@@ -1,5 +1,5 @@
-"""Tools for tests, ours and users': a whole server (`serve`), a manual clock, a runner and an engine whose work the
-test ends, a fake device.
+"""Tools for tests, ours and users': a whole server (`serve`), a manual clock, a runner and an engine controlled by the
+test, a fake device.
 
 The server itself is imported when `serve` is used.
 """

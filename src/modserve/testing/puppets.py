@@ -1,4 +1,4 @@
-"""Fakes whose work the test finishes by hand: an instance pool and an engine."""
+"""Fakes controlled by a test: an instance pool and an engine. The test ends each execution."""
 
 import queue
 import threading
@@ -28,7 +28,7 @@ class PuppetRunner:
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
         self.reasons: list[str] = []
-        """Reasons for which batches were closed, one for each batch."""
+        """Close reasons, one for each batch."""
         self.rows: list[list[Inflight]] = []
         """Input of the model: each batch with its padding rows."""
         self.slots: list[int] = []
@@ -38,7 +38,7 @@ class PuppetRunner:
         self._scheduler: Scheduler | None = None
 
     def serve(self, scheduler: Scheduler) -> None:
-        """This scheduler is to hear of free slots, as from the model that it would belong to."""
+        """Notify this scheduler of free slots, as its model would."""
         self._scheduler = scheduler
 
     def reserve(self) -> int | None:
@@ -74,12 +74,12 @@ class PuppetRunner:
         return batch
 
     def dispatch(self) -> None:
-        """Tell the scheduler of a free slot."""
+        """Notify the scheduler of a free slot."""
         if self._scheduler is not None:
             self._scheduler.dispatch()
 
     def again(self, slot: int) -> None:
-        """End the execution in `slot`; all of its requests are to run again."""
+        """End the execution in `slot`; all of its requests must run again."""
         batch = self.running.pop(slot)
         assert isinstance(self._scheduler, SequenceScheduler), "only requests of sequences run again"
         for inflight in batch:
@@ -89,7 +89,7 @@ class PuppetRunner:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of requests in each batch."""
+        """Number of requests in each batch."""
         return [len(batch) for batch in self.batches]
 
 
@@ -124,10 +124,10 @@ class Execution:
 
 
 class PuppetBackend:
-    """An engine whose executions the test gets with `next_execution` and ends.
+    """Engine with executions that the test gets from `next_execution` and ends.
 
-    `description` is the description of its models; every load raises `fail_to_open`. With `by_request` its instances
-    get single requests, which the test answers before or after it ends the execution.
+    `description`: description of its models. `fail_to_open`: error of every load. With `by_request`, instances get
+    single requests, which the test answers before or after it ends the execution.
     """
 
     default_model_filename = ""
@@ -136,7 +136,7 @@ class PuppetBackend:
     in_place: Collection[str] = ()
 
     code = ""
-    """The code of the model repository that it runs, in words."""
+    """Description of the code that it runs from the model repository."""
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         return self.code

@@ -1,4 +1,4 @@
-"""Description of a text model by its folder: the task, the tensors of texts, and the results from its outputs.
+"""Description of a text model from its directory: task, tensors of texts, and results from its outputs.
 
 The files are ``config.json`` (transformers), ``modules.json``, ``<n>_Pooling/config.json``,
 ``sentence_bert_config.json`` and ``config_sentence_transformers.json`` (sentence-transformers), and
@@ -24,9 +24,9 @@ _TASKS: Final = (
     ("ForTokenClassification", TextTask.TOKEN_CLASSIFICATION),
     ("ForSequenceClassification", TextTask.CLASSIFICATION),
 )
-"""Ending of an architecture → task. A classifier with one label ranks."""
+"""Ending of an architecture → task. A classifier with one label is a reranker."""
 _NO_TASK: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""Endings of architectures that generate texts, unless sentence-transformers pools what they say."""
+"""Endings of architectures that generate text, unless sentence-transformers pools their output."""
 
 _POOLING_FLAGS: Final = {
     "pooling_mode_cls_token": "cls",
@@ -36,22 +36,22 @@ _POOLING_FLAGS: Final = {
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last_token",
 }
-"""Flag → our name, in the order in which sentence-transformers puts the vectors side by side."""
+"""Flag → our name, in the order in which sentence-transformers concatenates the vectors."""
 _POOLING_NAMES: Final = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-"""Our words for the values that newer files have in the one field ``pooling_mode``."""
+"""Our names for the values of the field ``pooling_mode`` in newer files."""
 
 _PLAIN_MODULES: Final = ("Transformer", "Pooling", "Normalize")
 """Modules without weights other than the model's."""
 _FROM_PADDING: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"}
 )
-"""Families that number positions from behind the padding's token on."""
+"""Families that number positions after the padding token's."""
 _MOST_LENGTH: Final = 1_000_000
-"""Longer is what transformers writes for "no limit"."""
+"""Lengths above it mean "no limit" in transformers."""
 _DEFAULT_LENGTH: Final = 512
 
 
@@ -61,14 +61,14 @@ class TextDescription:
 
     task: TextTask
     pooling: tuple[str, ...]
-    """Empty: the model's output is the vector."""
+    """Pooling modes; empty if the model's output is the vector."""
     normalize: bool
     max_length: int
-    """Tokens of a text, those that the tokenizer adds included."""
+    """Maximum number of tokens of a text, including those added by the tokenizer."""
     truncate: bool
     max_texts: int
     lowercase: bool = False
-    """True to lower texts before the tokenizer sees them."""
+    """True to convert texts to lower case before tokenizing."""
     prompts: Mapping[str, str] | None = None
     default_prompt: str = ""
     pools_prompt: bool = True
@@ -76,11 +76,11 @@ class TextDescription:
     labels: tuple[str, ...] = ()
     activation: str = "none"
     output: str = ""
-    """The output to read; empty: `outputs.chosen` finds it."""
+    """Output to read; empty for the choice of `outputs.chosen`."""
     layers: tuple[DenseLayer, ...] = ()
-    """Layers that follow the pooling, unless the model has them inside."""
+    """Layers after the pooling, unless the model contains them."""
     unread_layer: str = ""
-    """Reason why a layer that follows cannot be read: only a model that has it inside gives right vectors."""
+    """Reason why a layer after the pooling cannot be read: only a model that contains it gives correct vectors."""
     architecture: str = ""
 
     def prompt(self, name: str | None) -> str:
@@ -101,9 +101,9 @@ def is_text_model(folder: Path) -> bool:
 
 
 def describe(folder: Path, settings: TextSettings) -> TextDescription | None:
-    """Return the model in `folder`; None if its files are those of one that writes texts.
+    """Return the description of the model in `folder`; None for a text generation model.
 
-    Raises INTERNAL for files that are there and cannot be used.
+    Raises INTERNAL for existing files that are unusable.
     """
     config = read_json(folder, MODEL) or {}
     modules = read_json_list(folder, MODULES)
@@ -159,7 +159,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _labels(config: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
-    """Return the labels by number; like transformers, two without a name if no other number is set."""
+    """Return the labels by number; like transformers, two unnamed ones by default."""
     path = folder / MODEL
     names = field(dict(config), "id2label", dict, path)
     count = field(dict(config), "num_labels", int, path)
@@ -176,12 +176,12 @@ def _labels(config: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def _kinds(modules: list[dict[str, Any]] | None) -> list[str]:
-    """Return the classes of the modules, without their packages."""
+    """Return the class names of the modules, without packages."""
     return [str(module.get("type", "")).rpartition(".")[2] for module in modules or ()]
 
 
 def _pooling_config(folder: Path, modules: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Empty if there is none."""
+    """Return the pooling configuration; empty if there is none."""
     paths = [str(module.get("path", "")) for module in modules or () if str(module.get("type", "")).endswith("Pooling")]
     for path in paths or ["1_Pooling"]:
         content = read_json(_inside(folder, path), MODEL)
@@ -217,7 +217,7 @@ def _layers(folder: Path, modules: list[dict[str, Any]] | None) -> tuple[tuple[D
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the mean, as sentence-transformers does it, if nothing says another."""
+    """Return the pooling modes; the mean by default, as in sentence-transformers."""
     mode = config.get("pooling_mode")
     if mode:
         modes = mode if isinstance(mode, list) else [mode]
@@ -241,7 +241,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
 
 
 def _max_length(folder: Path, config: Mapping[str, Any], sentence: dict[str, Any]) -> int:
-    """Return the first that says one, but never more than the model has positions."""
+    """Return the first specified length, at most the model's number of positions."""
     positions = _positions(config)
     for length in _lengths(folder, sentence):
         if length is not None and 0 < length <= _MOST_LENGTH:
@@ -257,7 +257,7 @@ def _lengths(folder: Path, sentence: dict[str, Any]) -> Iterator[int | None]:
 
 
 def _positions(config: Mapping[str, Any]) -> int:
-    """Return the length of the longest text that the model can number; 0 if it is not stated."""
+    """Return the maximum text length by the model's positions; 0 if unknown."""
     most = config.get("max_position_embeddings")
     if not isinstance(most, int) or not 0 < most <= _MOST_LENGTH:
         return 0
@@ -279,5 +279,5 @@ def _activation(task: TextTask, config: Mapping[str, Any], labels: tuple[str, ..
 
 
 def no_text_model(name: str, why: str) -> ModserveError:
-    """INVALID_ARG: a model takes tensors only."""
+    """Return INVALID_ARG for a model that takes tensors only."""
     return invalid(f"model '{name}' takes no texts: {why}")

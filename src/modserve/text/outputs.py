@@ -1,4 +1,4 @@
-"""Mapping between tokens and a model's tensors: the role of each input, the output to read, and its conversion."""
+"""Mapping between tokens and a model's tensors: roles of inputs, choice and conversion of the output."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,11 +17,11 @@ from .tokenizer import Tokens
 
 _IDS, _MASK, _TYPES, _POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 _BY_PLACE: Final = (_IDS, _MASK, _TYPES)
-"""The inputs of TorchScript have numbers, not names, in the order of their arguments."""
+"""Roles by position: TorchScript inputs have numbers, in the order of the arguments."""
 _ROLES: Final = (*_BY_PLACE, _POSITIONS)
 _INTEGERS: Final = (dtypes.INT64, dtypes.INT32)
 _WHOLE_VECTORS: Final = ("sentence_embedding", "text_embeds", "embedding", "embeddings")
-"""Outputs that are vectors of texts, pooled inside the model."""
+"""Outputs with text vectors, pooled inside the model."""
 _TOKEN_VECTORS: Final = ("last_hidden_state", "token_embeddings", "hidden_states")
 _SCORES: Final = ("logits", "scores", "output")
 
@@ -29,7 +29,7 @@ _SCORES: Final = ("logits", "scores", "output")
 class TensorPlan:
     """Plan of one model's tensors: inputs from the tokens of a text, and the output to read.
 
-    Raises INVALID_ARG for a model that has other tensors than a text model.
+    Raises INVALID_ARG for a model with other tensors than a text model's.
     """
 
     def __init__(self, config: ModelConfig, text: TextDescription) -> None:
@@ -51,7 +51,7 @@ class TensorPlan:
 
     @property
     def width(self) -> int:
-        """Width of a text's vector; 0 if it is unknown before the first vector."""
+        """Width of a text's vector; 0 if unknown before the first vector."""
         return len(self._layers[-1].weight[0]) if self._layers else self._pooled_width
 
     @property
@@ -68,7 +68,7 @@ class TensorPlan:
             width = layer.weight.shape[1]
 
     def inputs(self, tokens: Tokens) -> Mapping[str, Tensor]:
-        """[1, tokens] of each input that the model has and the server does not make itself."""
+        """Return a [1, tokens] tensor for each input of the model, except a mask that the padding adds."""
         count = len(tokens.ids)
         tensors = {}
         for role, spec in self._inputs.items():
@@ -90,7 +90,7 @@ class TensorPlan:
         return values
 
     def vector(self, output: Tensor, skip: int, normalize: bool, dimensions: int | None) -> Vectors:
-        """FP32 [width] of one text, whose first `skip` tokens do not count."""
+        """Return FP32 [width] of one text, ignoring its first `skip` tokens."""
         values = self.result(output)
         if self.pools:
             vector = pool(values, self._pooling, skip)
@@ -101,7 +101,7 @@ class TensorPlan:
 
 
 def _role(config: ModelConfig, spec: TensorSpec) -> str:
-    """Return the text's tensor that an input takes; empty for another input."""
+    """Return the role of an input; empty for an unrelated input."""
     names = [each.name for each in config.inputs]
     if _IDS not in names and spec.name.startswith("INPUT__"):
         place = names.index(spec.name)
@@ -142,7 +142,7 @@ def _choose_output(config: ModelConfig, text: TextDescription) -> TensorSpec:
 
 
 def scores(logits: NDArray[Any], activation: str) -> NDArray[np.float32]:
-    """FP32 of any shape; ``softmax`` is over the last dimension."""
+    """Return FP32 scores of any shape; ``softmax`` is over the last dimension."""
     values = logits.astype(np.float64)
     if activation == "sigmoid":
         values = 1.0 / (1.0 + np.exp(-np.clip(values, -500, 500)))
@@ -153,12 +153,12 @@ def scores(logits: NDArray[Any], activation: str) -> NDArray[np.float32]:
 
 
 def label_scores(values: NDArray[Any], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the scores of a text with their labels, the highest first."""
+    """Return the scores of a text with their labels, highest first."""
     flat = values.reshape(-1)
     order = np.argsort(-flat, kind="stable").tolist()
     return [{"score": float(flat[place]), "label": label_of(labels, place)} for place in order]
 
 
 def label_of(labels: Sequence[str], place: int) -> str:
-    """Return a class's label; those without one are named as in transformers."""
+    """Return a class's label; unnamed ones are named as in transformers."""
     return labels[place] if place < len(labels) else f"LABEL_{place}"

@@ -1,4 +1,4 @@
-"""Texts to tokens, by the ``tokenizers`` library. All of it may run on any thread, several at a time."""
+"""Conversion of texts to tokens by the ``tokenizers`` library. Thread-safe."""
 
 import importlib
 import os
@@ -16,19 +16,19 @@ from .description import TOKENIZER
 from .files import broken, read_bytes
 
 Text: TypeAlias = str | tuple[str, str]
-"""A text, or a pair of them, such as a query and a document."""
+"""A text, or a pair of texts, such as a query and a document."""
 Ids: TypeAlias = NDArray[np.int64]
 
 PIECE_CHARACTERS: Final = 64 * 1024
-"""Characters that a thread tokenizes at a time: some 15 ms of work, then others have their turn."""
+"""Characters that a thread tokenizes at a time: some 15 ms of work."""
 PIECE_TEXTS: Final = 256
 
 
 class Tokens:
-    """Input of a model for a text. INT64, of equal lengths.
+    """Input of a model for a text: INT64 arrays of equal lengths.
 
-    `types` say which of a pair each token is of; None: all are of the first. `cut` counts the tokens that were left
-    out, since the text is too long. `places` has an element for each token; None where `encode` was to make none.
+    `types`: text of the pair for each token; None if all belong to the first. `cut`: number of tokens omitted from a
+    long text. `places`: an element for each token; None if `encode` was not asked for them.
     """
 
     __slots__ = ("cut", "ids", "places", "types")
@@ -41,7 +41,7 @@ class Tokens:
 
 
 class TokenPlace(NamedTuple):
-    """The place of a token in its text, whose number in the pair is `part`; None for tokens that the tokenizer adds."""
+    """Position of a token in its text, which is number `part` of the pair; None for tokens that the tokenizer adds."""
 
     token: str
     part: int | None
@@ -49,7 +49,7 @@ class TokenPlace(NamedTuple):
 
 
 class Tokenizer:
-    """Tokenizer of a model's folder. Truncation and padding of its file are off: both depend on the request."""
+    """Tokenizer of a model's directory. Its file's truncation and padding are off: both depend on the request."""
 
     def __init__(self, library_object: Any) -> None:
         self._tokenizer = library_object
@@ -57,40 +57,41 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._added = {pair: self._tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)}
-        self._types_texts = 1 in self._tokenizer.encode("a").type_ids  # also those that are no pairs
+        self._types_texts = 1 in self._tokenizer.encode("a").type_ids  # also for single texts
 
     def encode(self, texts: Sequence[Text], most: int, *, keep_end: bool = False, places: bool = False) -> list[Tokens]:
-        """Encode texts to at most `most` tokens each; of a pair, the longer one is cut first. Raises INVALID_ARG.
+        """Encode texts to at most `most` tokens each; of a pair, the longer text is truncated first. Raises
+        INVALID_ARG.
 
-        `keep_end`: the beginning is cut. `places`: with the places of the tokens, which takes longer.
+        `keep_end`: truncate the beginning. `places`: include the tokens' positions, which takes longer.
         """
         encode = self._tokenizer.encode_batch if places else self._tokenizer.encode_batch_fast
         try:
             encodings = encode(list(texts))
-        except Exception as error:  # of the library: it has no types of its own
+        except Exception as error:  # the library has no error types of its own
             raise unreadable(error) from error
         return [self._tokens(one, text, most, keep_end, places) for text, one in zip(texts, encodings, strict=True)]
 
     @property
     def added(self) -> int:
-        """Tokens that it adds to a single text."""
+        """Number of tokens that it adds to a single text."""
         return int(self._added[False])
 
     def count(self, text: str) -> int:
-        """Return the tokens of a text, without those that it adds. Raises INVALID_ARG."""
+        """Return the number of tokens in a text, without added ones. Raises INVALID_ARG."""
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except Exception as error:  # of the library: it has no types of its own
+        except Exception as error:  # the library has no error types of its own
             raise unreadable(error) from error
         return len(encoding)
 
     def prompt_length(self, prompt: str) -> int:
-        """The tokens at the beginning of a text that are the prompt before it, with those that the tokenizer adds."""
+        """Return the number of tokens of a prompt at the beginning of a text, including added ones."""
         encoding = self._tokenizer.encode(prompt)
         return len(encoding.ids) - int(encoding.special_tokens_mask[-1:] == [1])
 
     def pieces(self, text: str, special: bool = True) -> Any:
-        """Return an ``Encoding`` with the places of the tokens in the text."""
+        """Return an ``Encoding`` with the tokens' positions in the text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=special)
         except Exception as error:
@@ -101,7 +102,7 @@ class Tokenizer:
         return text
 
     def of_ids(self, ids: Sequence[int], most: int) -> Tokens:
-        """Tokens as a client has made them. Raises INVALID_ARG for those that the vocabulary lacks."""
+        """Return tokens supplied by a client. Raises INVALID_ARG for tokens outside the vocabulary."""
         for place, token in enumerate(ids):
             if not 0 <= token < self.size:
                 raise invalid(f"token {place} is {token}, and the model's tokens are 0 to {self.size - 1}")
@@ -122,7 +123,7 @@ class Tokenizer:
         )
 
     def _encode_truncated(self, text: Text, most: int, keep_end: bool) -> tuple[Any, int]:
-        """Return the encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
+        """Return the encoding of a truncated text or pair, and how many of its tokens are of the first text."""
         pair = text if isinstance(text, tuple) else (text,)
         parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]
         room = max(0, most - self._added[len(parts) == 2])
@@ -134,7 +135,7 @@ class Tokenizer:
 
 
 def _places(encoding: Any, first: int) -> list[TokenPlace]:
-    """Return the tokens' places by number: the library loses the ``sequence_ids`` of some encodings that were cut."""
+    """Return the tokens' positions by number: the library loses the ``sequence_ids`` of some truncated encodings."""
     places, count = [], 0
     for token, special, offsets in zip(encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True):
         places.append(TokenPlace(token, None if special else int(count >= first), offsets))
@@ -143,7 +144,7 @@ def _places(encoding: Any, first: int) -> list[TokenPlace]:
 
 
 def shares(lengths: Sequence[int], room: int) -> list[int]:
-    """Return the tokens kept of each part within `room`: the longest part is cut until another one is as long."""
+    """Return the number of tokens kept of each part within `room`: the longest part is always truncated first."""
     if len(lengths) == 1:
         return [min(lengths[0], room)]
     first, second = lengths
@@ -154,8 +155,8 @@ def shares(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Load a folder's tokenizer. Raises UNSUPPORTED without the library, and INTERNAL for a file that it cannot use."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts of several requests are several threads' already
+    """Load a directory's tokenizer. Raises UNSUPPORTED without the library, and INTERNAL for an unusable file."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # requests already use several threads
     try:
         tokenizers = importlib.import_module("tokenizers")
     except ImportError as error:
@@ -166,12 +167,12 @@ def load(folder: Path) -> Tokenizer:
         raise broken(path, "there is no such file")
     try:
         return Tokenizer(tokenizers.Tokenizer.from_buffer(content))
-    except Exception as error:  # of the library: it has no types of its own
+    except Exception as error:  # the library has no error types of its own
         raise broken(path, f"it is no tokenizer of the library 'tokenizers' ({error})") from error
 
 
 def pieces(texts: Sequence[Text]) -> Iterator[slice]:
-    """Parts of a list of texts, each for one turn on a thread. A text is in one piece, however long it is."""
+    """Yield parts of a list of texts, each for one turn on a thread. A text is never divided."""
     start = characters = 0
     for place, text in enumerate(texts):
         characters += characters_of(text)
@@ -187,5 +188,5 @@ def characters_of(text: Text) -> int:
 
 
 def unreadable(error: Exception) -> ModserveError:
-    """INVALID_ARG: the library refuses a text. Its own words are left out, since they may repeat the text."""
+    """Return INVALID_ARG for a text that the library refuses, without its message, which may repeat the text."""
     return invalid(f"the tokenizer cannot read a text: {type(error).__name__}")

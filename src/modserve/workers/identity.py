@@ -1,4 +1,4 @@
-"""The identity of a worker: its number, and where it finds the others."""
+"""Identity of a worker: its number, and the files and sockets shared with the others."""
 
 import logging
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ STOPPING = "stopping"
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """A worker's number among `count`, from 0 on, and how often that number was started before.
+    """A worker's number among `count`, from 0 on, and the number of earlier starts of that number.
 
-    `directory` is private to the server's user. Each worker has its sockets there.
+    `directory` is private to the server's user, and contains each worker's sockets.
     """
 
     index: int
@@ -22,7 +22,7 @@ class WorkerIdentity:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the identity that `str` writes. Raises ValueError."""
+        """Parse the text written by `str`. Raises ValueError."""
         index, count, starts, directory = text.split(":", 3)
         return cls(int(index), int(count), int(starts), Path(directory))
 
@@ -31,7 +31,7 @@ class WorkerIdentity:
 
     @property
     def is_first(self) -> bool:
-        """True if the worker speaks for all: the first worker, at its first start."""
+        """True if the worker represents all: the first worker, at its first start."""
         return self.index == 0 and self.starts == 0
 
     @property
@@ -39,43 +39,43 @@ class WorkerIdentity:
         return [index for index in range(self.count) if index != self.index]
 
     def control_socket(self, index: int) -> str:
-        """Return the socket at which a worker serves HTTP for itself alone."""
+        """Return the socket at which a single worker serves HTTP."""
         return str(self.directory / f"{index}.control")
 
     def sequence_socket(self, index: int) -> str:
-        """Return the socket at which a worker takes the requests of its sequences from the others."""
+        """Return the socket at which a worker receives requests of its sequences from the others."""
         return str(self.directory / f"{index}.sequences")
 
     def mark(self, index: int) -> Path:
-        """Return a file that is there once a worker has served."""
+        """Return a file that exists once a worker has served."""
         return self.directory / f"{index}.served"
 
     def counts(self, index: int, topic: str) -> Path:
-        """Return a file with what a worker and those before it have counted, as they have told of a topic."""
+        """Return a file with the counts of a worker and its predecessors, as last reported for a topic."""
         return self.directory / f"{index}.{topic}"
 
     @property
     def stopping(self) -> Path:
-        """A file that is there when the supervisor ends all workers."""
+        """File that exists when the supervisor ends all workers."""
         return self.directory / STOPPING
 
     @property
     def draining(self) -> Path:
-        """A file that is there when a client has had all workers drained."""
+        """File that exists when a client has started the drain of all workers."""
         return self.directory / "draining"
 
     @property
     def lock(self) -> Path:
-        """The file whose lock a worker holds while it changes all of them."""
+        """Lock file, held by a worker while it changes all of them."""
         return self.directory / "lock"
 
     @property
     def note(self) -> Path:
-        """The file that is there while a worker changes all of them: what it changes."""
+        """File that exists while a worker changes all of them, with a description of the change."""
         return self.directory / "change"
 
     def name_in_log(self, record: logging.LogRecord) -> bool:
-        """A filter of log records: the line says which worker wrote it."""
+        """Add the worker's number to a log record; a logging filter."""
         if not record.name.startswith("modserve.worker "):
             record.own_name, record.worker = record.name, self.index
             own, rest = record.name.partition("modserve")[1:]

@@ -1,4 +1,4 @@
-"""The changes that clients have made since the server started, to repeat them in another worker or to undo them."""
+"""Changes made by clients since the server started, for repetition in another worker and for undoing them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from modserve.server.local import LocalServer
 
 
 class ServerChange(NamedTuple):
-    """A call that changes something: a method of `Server`, and its arguments."""
+    """A call that changes something: a method of `Server` and its arguments."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -39,27 +39,27 @@ _SUBJECTS: Mapping[str, Callable[..., tuple[str, str]]] = {
 
 
 class Journal:
-    """The changes of one worker that still hold, and for each kind of subject what would undo the last one."""
+    """The effective changes of one worker, and for each kind of subject the reversal of the last one."""
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server
         self._models: dict[str, ServerChange] = {}
-        """The last load or unload of each model, the latest at the end."""
+        """Last load or unload of each model, latest last."""
         self._routings: dict[str, ServerChange] = {}
-        """Routings that clients have set, by model."""
+        """Routings set by clients, by model."""
         self._regions: dict[tuple[str, str], ServerChange] = {}
         self._log = False
         self._traces: set[str] = set()
-        """The models whose trace settings were changed; empty for those of all models."""
+        """Models with changed trace settings; an empty name stands for the global ones."""
         self._undo: dict[str, tuple[str, list[ServerChange]]] = {}
         """Number of the latest change and its reversal, by the kind of its subject."""
 
     def state(self) -> list[ServerChange]:
-        """Return the changes that bring a server that has just started to the state of this one."""
+        """Return the changes that bring a newly started server to the state of this one."""
         changes = list(self._regions.values())
         if self._log:
             changes.append(self._log_settings())
-        # Those of single models are on top of those of all.
+        # A model's own settings are applied after the global ones.
         changes += [self._trace_settings(model) for model in sorted(self._traces) if not model]
         changes += self._models.values()
         changes += self._routings.values()
@@ -67,7 +67,7 @@ class Journal:
         return changes
 
     def before(self, change: ServerChange) -> list[ServerChange]:
-        """Return the changes that would restore the present state of a change's subject after it."""
+        """Return the changes that would restore the current state of a change's subject afterwards."""
         kind, name = change.subject
         if kind == "model":
             routing = self._routings.get(name)
@@ -84,7 +84,7 @@ class Journal:
         return [self._regions[each] for each in self._find_ended(change)]
 
     def record(self, change: ServerChange, before: list[ServerChange], number: str = "") -> None:
-        """`change`, which has a `number` if it may be undone, was made; `before` undoes it."""
+        """Record a change that was made. `number`: set if it may be undone. `before`: changes that undo it."""
         kind, name = change.subject
         self._undo[kind] = number, before
         if kind == "model":
@@ -112,12 +112,12 @@ class Journal:
         return changes if number and latest == number else []
 
     def _find_ended(self, change: ServerChange) -> list[tuple[str, str]]:
-        """Return the regions that are unregistered: one, or all of a kind."""
+        """Return the unregistered regions: one, or all of a kind."""
         kind, name = change.subject
         return [each for each in self._regions if each[0] == kind and name in ("", each[1])]
 
     def _as_it_is(self, model: str) -> ServerChange:
-        """Loads the model from its repository if it is served, and unloads it otherwise."""
+        """Return a load of the model from its repository if it is served, otherwise an unload."""
         try:
             ready = self._server.model_ready(model, None)
         except ModserveError:
@@ -133,8 +133,8 @@ class Journal:
         settings = self._server.tracer.settings(model)
         names = ["level", "rate", "count", *(["log_frequency"] if settings.spans is None else [])]
         change = {name: getattr(settings, name) for name in names}
-        if settings.count == 0:  # they have all been made, and none may be asked for
-            if settings.spans is not None:  # where those of clients that trace go on
+        if settings.count == 0:  # all have been made, and none may be requested
+            if settings.spans is not None:  # only clients' traces continue
                 change.update(rate=0, count=-1)
             else:
                 change["level"] = TraceLevel.OFF

@@ -1,12 +1,12 @@
-"""Tables of samples, and their sum over several workers: metrics pages, and the `documents` with other figures.
+"""Tables of samples and their sums over workers, for metrics pages and for `documents` with other figures.
 
-Counters and histograms are added up, and so are gauges that count what each worker has for itself. Gauges that say the
-same of every worker, or what the worst of them sees, are the largest; those of `LEAST` are the smallest.
+Counters and histograms are added, and so are gauges of each worker's own things. Gauges with the same value in all
+workers, or with the worst worker's value, are the largest; gauges in `LEAST` are the smallest.
 
-Figures in JSON's values as tables of samples, and back: so the documents of several workers add up as pages do.
+JSON figures are converted to tables of samples and back, so that the documents of several workers add up like pages.
 
-The sample is the path to a value: one that is neither an object nor a list of them, or the counts of a sketch by its
-buckets, which are many. A row of a list is in the path by the fields that name it, at any place.
+A sample is the path to a value: one that is neither an object nor a list of objects, or the counts of a sketch by
+bucket, which are many. A row of a list is in the path by its naming fields, whatever its position.
 """
 
 import re
@@ -63,20 +63,20 @@ LEAST = frozenset(
 _GROWING = frozenset({"counter", "histogram", "summary"})
 
 Sample: TypeAlias = Any
-"""Name and labels as they are written on the page; in documents the path, a tuple."""
+"""Name and labels as rendered on the page; in documents the path, a tuple."""
 Owner: TypeAlias = tuple[tuple[str, str], ...]
-"""Name and version of a model, as a row of a document has them."""
+"""Name and version of a model, as in a row of a document."""
 
 
 class SampleTable(NamedTuple):
-    """The values of a family by sample. Those of a page are numbers, those of documents anything that JSON has."""
+    """Values of a family by sample: numbers on a page, any JSON values in documents."""
 
     kind: str
     text: str
     values: dict[Sample, Any]
     exemplars: dict[Sample, str]
     rule: str = "sum"
-    """The key in `RULES` by which workers are combined."""
+    """Key in `RULES` for combining workers."""
 
     def counts(self, sample: Sample) -> bool:
         """True if the sample only grows."""
@@ -94,11 +94,11 @@ class WorkerPage(NamedTuple):
 
     families: Families
     absent: AbstractSet[Sample] = frozenset()
-    """Samples that the worker does not have now: it had them before, or a process whose place it has taken."""
+    """Samples that the worker lacks now, but which it or a predecessor process had before."""
     gone: AbstractSet[Sample] = frozenset()
-    """Absent samples that this process itself had: of models that were unloaded, say."""
+    """Absent samples that this process itself had, for example of unloaded models."""
     owners: AbstractSet[Owner] = frozenset()
-    """The model versions that the worker has now: their samples stay, though they count from 0 after a load."""
+    """Model versions that the worker has now: their samples stay, though they count from 0 after a load."""
 
 
 class Question(NamedTuple):
@@ -106,9 +106,9 @@ class Question(NamedTuple):
 
     name: str
     former: str = ""
-    """The last one of the same worker."""
+    """The previous question of the same worker."""
     orphans: Collection[Sample] = ()
-    """Series that no worker had then. A worker forgets it, unless another question has come in between."""
+    """Series that no worker had then. A worker forgets them, unless another question has come in between."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
@@ -128,7 +128,7 @@ _LABELS = re.compile(r'[{,](model|version)="((?:[^"\\]|\\.)*)"')
 
 
 def owner(sample: Sample) -> Owner:
-    """Return the model version that a sample is of; empty if it is of none, or an engine's own, which may end it."""
+    """Return the model version of a sample; empty if it has none, or is an engine's own, which may end it."""
     if isinstance(sample, tuple):
         return sample[1][:2] if len(sample) > 1 and isinstance(sample[1], tuple) else ()
     labels = dict(_LABELS.findall(sample)) if sample.startswith(RESERVED) else {}
@@ -136,10 +136,10 @@ def owner(sample: Sample) -> Owner:
 
 
 def merge(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:
-    """Return the families of all workers, and the samples left out, which no worker has any more.
+    """Return the families of all workers, and the omitted samples, which no worker has any more.
 
-    What one worker has no more is told as long as another has it, or the sum would fall while a model is unloaded in
-    one worker after the other. Families and samples keep the order in which they come first.
+    A sample that one worker lacks is reported as long as another has it; otherwise the sum would fall while a model is
+    unloaded in one worker after the other. Families and samples keep the order of their first occurrence.
     """
     orphans = _orphans(pages)
     totals: dict[str, SampleTable] = {}
@@ -153,10 +153,10 @@ def merge(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozense
                     if sample not in orphans:
                         values[sample] = value
                 elif summary and 'quantile="' in sample:
-                    values[sample] = _worse(before, value)  # quantiles do not add up: that of the worst worker
+                    values[sample] = _worse(before, value)  # quantiles do not add up: the worst worker's counts
                 elif value is not None:
                     values[sample] = combine(before, value)
-            total.exemplars.update(samples.exemplars)  # of several workers one
+            total.exemplars.update(samples.exemplars)  # from one of several workers
     return totals, orphans
 
 
@@ -185,7 +185,7 @@ def families_of(tables: Families) -> list[Family]:
 
 
 def add(a: Any, b: Any) -> Any:
-    """Return the sum of numbers, of counts by key, or of lists place by place; of lists of other lengths, the first."""
+    """Return the sum of numbers, of counts by key, or of lists by index; for lists of different lengths, the first."""
     if isinstance(a, dict):
         return a | {key: a.get(key, 0) + count for key, count in b.items()}
     if isinstance(a, list):
@@ -194,7 +194,7 @@ def add(a: Any, b: Any) -> Any:
 
 
 def fell(a: Any, b: Any) -> bool:
-    """Return whether `b` has begun anew since it was `a`."""
+    """Return whether `b` has started again since it was `a`."""
     if isinstance(a, dict):
         return any(b.get(key, 0) < count for key, count in a.items())
     if isinstance(a, list):
@@ -203,17 +203,17 @@ def fell(a: Any, b: Any) -> bool:
 
 
 def _add_known(a: Any, b: Any) -> Any:
-    """Return the sum of figures, of which -1 says that there are none."""
+    """Return the sum of figures; -1 stands for no figure."""
     return add(a, b) if isinstance(a, list) or a >= 0 <= b else max(a, b)
 
 
 def _worst(a: str, b: str) -> str:
-    """Return the first state, or text, that says more than that all is well."""
+    """Return the first state or text that reports more than that all is well."""
     return b if a in ("running", "READY", "") else a
 
 
 def _worse(a: float, b: float) -> float:
-    """A worker without requests has none."""
+    """Return the larger value; NaN stands for a worker without requests."""
     return b if isnan(a) else a if isnan(b) else max(a, b)
 
 
@@ -228,13 +228,13 @@ RULES: Mapping[str, Callable[[Any, Any], Any]] = {
     "worst": _worst,
     "joined": lambda a, b: a + b,
 }
-"""The value of two workers, by the name of the rule."""
+"""Combined value of two workers, by the name of the rule."""
 KEPT: Mapping[str, Callable[[Any, Any], Any]] = {rule: RULES[rule] for rule in ("known", "latest")}
-"""Rules that keep one value of processes that have counted one after the other; under all others the values add up."""
+"""Rules that keep one value of consecutive processes; under all others the values add up."""
 
 
 _NAMES: Final = ("name", "version", "revision", "batch_size", "type", "id")
-"""Fields by which a row of a list is known."""
+"""Fields that identify a row of a list."""
 
 _RULES: Mapping[str, str] = {
     **dict.fromkeys((*_NAMES, "at_ms", "size_bounds", "weight"), "first"),
@@ -248,9 +248,9 @@ _RULES: Mapping[str, str] = {
     "ready": "least",
     "recorded": "known",
 }
-"""Ways to combine the values of several workers, by the name of the field. Other numbers only grow: they are sums.
+"""Rules for combining several workers' values, by field name. Other numbers only grow, and are added.
 
-Other texts are those of the first worker.
+For other texts, the first worker's value is used.
 """
 _COUNTERS: Final = frozenset({"sum", "known", "latest"})
 
@@ -279,17 +279,17 @@ def _values(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...]
 
 
 class _Node:
-    """An object, or the rows of a list; not `live` if all that is left of it are counts of what is no more."""
+    """An object, or the rows of a list; not `live` if only counts of removed things are left of it."""
 
     def __init__(self, empty: object = ...) -> None:
         self.values: dict[Any, Any] = {}
         self.live = False
         self.empty = empty
-        """Return its value in a worker that has nothing in it."""
+        """Value in a worker where it has no content."""
 
 
 def document(families: Families) -> dict[str, Any]:
-    """Return the document with these values. What is empty in one worker, and not in another, is not empty."""
+    """Return the document with these values. A value that is empty in one worker only is not empty."""
     root = _Node()
     for table in families.values():
         for (*way, last), value in table.values.items():
@@ -311,7 +311,7 @@ def _finish(node: _Node) -> Any:
     values = node.values
     if values and all(isinstance(key, tuple) for key in values):
         rows = sorted(values.items(), key=lambda row: _order(row[0]))
-        # A model version has gone with its last worker; the size of a batch, or a tenant, has not.
+        # A model version disappears with its last worker; a batch size or a tenant does not.
         return [dict(key) | _finish(row) for key, row in rows if row.live or len(key) == 1]
     return {
         key: value if not isinstance(value, _Node) else value.empty if _is_past(value) else _finish(value)

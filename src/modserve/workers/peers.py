@@ -1,6 +1,6 @@
-"""The other workers, as seen by one of them.
+"""The other workers, from the perspective of one of them.
 
-Calls of one worker to another: HTTP/1.1 over its Unix-domain socket, one connection for each call.
+Calls between workers: HTTP/1.1 over a worker's Unix-domain socket, one connection for each call.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from . import values
 from .identity import WorkerIdentity
 
 CALL = "/worker/call"
-"""The path of calls. A request has the method's name and its arguments; a response has what it returned or raised."""
+"""Path of calls. A request has the method's name and arguments; a response has the returned value or raised error."""
 
 GONE = 410
-"""The status of a worker that is about to end: it takes part in nothing any more."""
+"""Status of a worker that is about to end, and takes part in nothing any more."""
 
 
 class PeerLostError(Exception):
-    """The worker has died, is about to end or has not begun."""
+    """The worker has died, is about to end or has not started."""
 
 
 class PeerDiedError(PeerLostError):
-    """The worker has died with the call, which it may have begun."""
+    """The worker has died during the call, which it may have begun."""
 
 
 async def call(path: str, method: str, *arguments: object) -> Any:
     """Call the worker that listens at `path`.
 
-    Raises the ModserveError that it raises, PeerLostError, or PeerDiedError, which is one, too.
+    Raises its ModserveError, or PeerLostError, including its subclass PeerDiedError.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -58,9 +58,10 @@ async def call(path: str, method: str, *arguments: object) -> Any:
 
 
 def content(response: bytes) -> bytes:
-    """Return the body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
+    """Return the body of a complete response. Raises PeerDiedError for an incomplete one, PeerLostError for status
+    `GONE`.
 
-    Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
+    Raises UNAVAILABLE for a call that the worker refused, for example for lack of memory.
     """
     head, separator, body = response.partition(b"\r\n\r\n")
     status_line, *lines = head.decode("latin-1").lower().split("\r\n")
@@ -76,14 +77,14 @@ def content(response: bytes) -> bytes:
 
 
 _PATIENCE = 2.0
-"""Seconds that a worker may take to say how it is. One that takes longer is left out."""
+"""Seconds for a worker to report its status. A slower one is left out."""
 
 _LONG_PATIENCE = 20.0
-"""Seconds that a worker may take to report what it knows."""
+"""Seconds for a worker to report its data."""
 
 
 class WorkerStatus(NamedTuple):
-    """Status of a worker by its own report."""
+    """Status of a worker, by its own report."""
 
     ready: bool
     phase: str
@@ -98,11 +99,11 @@ class Peers:
         self._identity = identity
 
     async def call(self, index: int, method: str, *arguments: object) -> Any:
-        """Raises PeerLostError, and the ModserveError that the worker raises, which may be this one."""
+        """Call a worker, possibly this one. Raises PeerLostError and the worker's ModserveError."""
         return await call(self._identity.control_socket(index), method, *arguments)
 
     async def tell(self, method: str, *arguments: object) -> None:
-        """Call each of the others that is there."""
+        """Call all other available workers."""
         for index in self._identity.others:
             with suppress(PeerLostError):
                 await self.call(index, method, *arguments)
@@ -114,11 +115,11 @@ class Peers:
         return await self._gather(serving, _LONG_PATIENCE, method, *arguments)
 
     async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
-        """Return the results of all others that run and respond soon, whatever their status."""
+        """Return the results of all other workers that run and respond soon, whatever their status."""
         return await self._gather(self._identity.others, _PATIENCE, method, *arguments)
 
     async def statuses(self) -> dict[int, WorkerStatus | None]:
-        """Return the status of each of the others; None for one that is not running."""
+        """Return the status of each other worker; None for one that is not running."""
         others = self._identity.others
         return dict(zip(others, await asyncio.gather(*map(self.status, others)), strict=True))
 
@@ -127,9 +128,9 @@ class Peers:
         return None if status is None else WorkerStatus(*status)
 
     async def unready(self) -> list[IndexEntry]:
-        """Return the obstacles of the others to the server's readiness.
+        """Return the other workers' obstacles to the server's readiness.
 
-        A worker counts from its first start on, until it dies: others serve while another takes its place.
+        A worker counts from its first start until it dies: others serve while it is replaced.
         """
         reasons: list[IndexEntry] = []
         for index, status in (await self.statuses()).items():
@@ -144,7 +145,7 @@ class Peers:
         return reasons
 
     async def drain(self) -> list[DrainReport]:
-        """Drain all others that are there, however long that takes, and those that start later."""
+        """Drain all other workers, including those started later, without a time limit."""
         self._identity.draining.touch()
         answers = (await self._gather(self._identity.others, None, "drain")).values()
         return [DrainReport(*answer) for answer in answers if not isinstance(answer, ModserveError)]
@@ -162,7 +163,7 @@ class Peers:
 
 
 async def _in_time(calling: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
-    """None for a worker that is not there, or does not respond."""
+    """Return None for a worker that is missing or does not respond."""
     try:
         async with asyncio.timeout(seconds):
             return await calling

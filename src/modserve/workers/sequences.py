@@ -1,7 +1,7 @@
-"""Keeps each sequence in one worker: requests go to the owner of their sequence, wherever they arrive.
+"""Keeps each sequence in one worker: each request goes to the owner of its sequence, wherever it arrives.
 
-The owner follows from the model's name and the correlation id alone, so every worker knows it. A worker has one
-connection to each of the others: requests of a sequence stay in the order in which they came.
+The model's name and the correlation id determine the owner, so every worker knows it. A worker has one connection to
+each other worker, so that requests of a sequence keep their order.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from .link import FrameKind, PeerLink
 _log = logging.getLogger(__name__)
 
 MOST_UNSENT: Final = 64 * 1024 * 1024
-"""Bytes of requests that wait for another worker to read them. There is no room for more while it does not."""
+"""Maximum size in bytes of requests that another worker has not read; at the limit, requests are refused."""
 
 _HEAD: Final = struct.Struct("<QI")
-"""Nanoseconds that the client of a request still waits, 0 for ever; and the bytes of its span, which come first."""
+"""Nanoseconds until the request's deadline, 0 for none; and the bytes of its span, which come first."""
 
 
 def owner(model: str, key: SequenceKey, count: int) -> int:
-    """The worker to which a sequence belongs. Ids that are texts have nothing to do with those that are numbers."""
+    """Return the worker that owns a sequence. Text ids never equal numeric ids."""
     tenant, id = key if isinstance(key, tuple) else ("", key)
     text = f"{model}\0{type(id).__name__}\0{id}"
     if tenant:
@@ -46,9 +46,9 @@ def owner(model: str, key: SequenceKey, count: int) -> int:
 
 
 class ForwardingModel(ModelWrapper):
-    """A model with sequences, of which other workers have their part.
+    """A model with sequences that are distributed over workers.
 
-    Implements `core.servable.SequenceKeeper`, for the sequences that this worker has.
+    Implements `core.servable.SequenceKeeper` for this worker's sequences.
     """
 
     def __init__(self, servable: Servable, forwarder: "SequenceForwarder") -> None:
@@ -59,7 +59,7 @@ class ForwardingModel(ModelWrapper):
         try:
             member = membership(request)
         except ModserveError:
-            return self._servable.submit(request, sink, now_ns)  # which refuses it
+            return self._servable.submit(request, sink, now_ns)  # the model refuses the request
         identity = self._forwarder.identity
         worker = owner(self.id.name, member.key, identity.count) if member.id else identity.index
         if worker == identity.index:
@@ -79,12 +79,12 @@ class ForwardingModel(ModelWrapper):
 
 
 def with_owners(servable: Servable, forwarder: "SequenceForwarder") -> Servable:
-    """Return the model, or one in front of it that knows whose its sequences are."""
+    """Return the model; if it has sequences, in a wrapper that forwards requests to their owners."""
     return servable if servable.config.sequence_batching is None else ForwardingModel(servable, forwarder)
 
 
 class _OwnerLink:
-    """Link to another worker: the connection, or the frames to be sent once there is one."""
+    """Link to another worker: the connection, or the frames to send once there is one."""
 
     def __init__(self) -> None:
         self.link: PeerLink | None = None
@@ -92,7 +92,7 @@ class _OwnerLink:
         self.waiting_bytes = 0
         self.requests: dict[int, Inflight] = {}
         self.full = False
-        """Requests are refused, and the log says so."""
+        """True while requests are refused, which has been logged."""
 
     @property
     def unsent(self) -> int:
@@ -116,7 +116,7 @@ class SequenceForwarder:
         self._connecting = Background("sequences")
 
     def forward(self, worker: int, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """Submit like `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
+        """Submit like `Servable.submit`, on another worker. Raises OverloadedError while that reads nothing."""
         peer = self._links.get(worker)
         if peer is not None:
             self._check_room(worker, peer, request)
@@ -167,7 +167,7 @@ class SequenceForwarder:
         try:
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: link, self.identity.sequence_socket(worker))
-        except BaseException as error:  # whatever it is, what waits for the connection is not to wait for ever
+        except BaseException as error:  # of any kind: frames waiting for the connection must not wait for ever
             self._lose(worker, peer, "is not available: try again later, from the beginning of the sequence")
             if isinstance(error, OSError):
                 return
@@ -213,7 +213,7 @@ class SequenceForwarder:
 
 
 class SequenceReceiver:
-    """Takes the requests of this worker's sequences from the other workers."""
+    """Receives requests of this worker's sequences from the other workers."""
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server
@@ -273,13 +273,13 @@ class SequenceReceiver:
             raise
 
     def _on_lost(self, link: PeerLink) -> None:
-        """The other worker has ended, and so have its clients' connections."""
+        """Handle the end of another worker, which has disconnected its clients."""
         for inflight in list(self._requests.pop(link, {}).values()):
             inflight.cancel()
 
 
 class _Return:
-    """Implements `core.requests.response.ResponseSink`: sends the outcomes to the worker that the request came from."""
+    """Implements `core.requests.response.ResponseSink`: sends outcomes to the worker that forwarded the request."""
 
     __slots__ = ("_link", "_number", "_requests")
 

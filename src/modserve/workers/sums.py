@@ -1,4 +1,4 @@
-"""Combines the answers of several workers: the repository index, failures, a drain."""
+"""Combines the answers of several workers: repository index, failures, drain."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +10,10 @@ from modserve.server import DrainReport
 
 
 def index(answers: Mapping[int, Iterable[IndexEntry]], noun: str = "worker") -> list[IndexEntry]:
-    """Return every model version with its state; READY if it is that on all workers, else a state that one of them has.
+    """Return every model version with its state: READY if it is READY on all workers, otherwise the state of one of
+    them.
 
-    The reason says which worker that is, if others have another state.
+    If the states differ, the reason names that worker.
     """
     rows: dict[tuple[str, int], list[tuple[int, IndexEntry]]] = {}
     for worker, entries in sorted(answers.items()):
@@ -31,7 +32,7 @@ def _of_all(entries: Sequence[tuple[int, IndexEntry]], noun: str) -> IndexEntry:
 
 
 def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the failures that each worker has kept, those that are alike as one, the latest first."""
+    """Return the failures recorded by all workers, latest first, with identical failures combined."""
     by_texts: dict[tuple[str, ...], dict[str, Any]] = {}
     for one in sorted((each for failures in lists for each in failures), key=lambda each: int(each["last_ms"])):
         texts = tuple(one[name] for name in ("protocol", "model", "version", "status", "message"))
@@ -44,7 +45,7 @@ def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def drain(reports: Sequence[DrainReport]) -> DrainReport:
-    """Return the report of the drain of all workers."""
+    """Return the report on the drain of all workers."""
     left: Counter[str] = Counter()
     for report in reports:
         left.update(report.in_flight)

@@ -1,13 +1,11 @@
-"""The sums of what all workers have counted: the one place that the metrics page and all other figures come from.
+"""Sums of all workers' counts: the single source of the metrics page and all other figures.
 
-Each worker tells its figures by topic, with those of the processes before it (`Counts`). Of one that does not respond
-there is what it had counted when it was asked last.
+Each worker reports its figures by topic, including those counted by its predecessor processes (`Counts`). For a worker
+that does not respond, the last reported counts are used.
 
-Counts of a worker, which stay in the sum of all workers when it ends.
-
-A counter of the merged page that falls to anything but zero looks like a restart: Prometheus takes all that is left for
-new. So what a worker tells never falls, though a model is loaded anew. It is also in a file, which the others read
-while the worker is not there, and from which its replacement goes on.
+If a counter of the merged page falls to anything but zero, Prometheus sees a restart, and takes the rest for an
+increase. So a worker's figures never fall, even if a model is reloaded. They are also in a file, which the others read
+while the worker is missing, and with which its replacement continues.
 """
 
 import asyncio
@@ -42,27 +40,27 @@ from .pages import (
 
 
 class Counts:
-    """The counters and histograms of one worker, with those of the processes before it."""
+    """Counters and histograms of one worker, including its predecessor processes."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path`: the file; None where processes do not take each other's places."""
+        """`path`: the file; None if processes have no successors."""
         self._path = path
         self._before: dict[str, SampleTable] = dict(last_page(path).families)
-        """Counts of processes that this one has replaced."""
+        """Counts of predecessor processes."""
         self._own: Families = {}
         """Contents at the last look."""
         self._loads: Mapping[Owner, int] = {}
-        """The loads of model versions that this was of."""
+        """Loads of model versions at that time."""
         self._lost: set[Sample] = set()
         self._question = ""
 
     def before(self, name: str) -> float:
-        """Count of earlier processes for a metric without labels."""
+        """Return the count of earlier processes for a metric without labels."""
         samples = self._before.get(name)
         return 0.0 if samples is None else samples.values.get(name, 0.0)
 
     def tell(self, own: Families, loads: Mapping[Owner, int], question: Question) -> WorkerPage:
-        """The page of this worker. `loads` are numbers of the loads of model versions, 0 where that is not sure."""
+        """Return this worker's page. `loads`: load numbers of model versions, 0 if uncertain."""
         now = {sample for each in own.values() for sample in each.values}
         self._keep(own, now, loads)
         orphans = question.orphans if question.former == self._question else ()
@@ -85,7 +83,7 @@ class Counts:
         return page
 
     def _keep(self, own: Families, now: Collection[Sample], loads: Mapping[Owner, int]) -> None:
-        """Add what this process had and has lost since, of models that were unloaded or loaded anew."""
+        """Add samples that this process has lost since the last look, by unloading or reloading models."""
         other = {model for model, load in self._loads.items() if load and loads.get(model, 0) not in (0, load)}
         for name, each in self._own.items():
             new, combine = own.get(name, each.empty()).values, KEPT.get(each.rule, add)
@@ -116,7 +114,7 @@ class Counts:
 
 
 def last_page(path: Path | None) -> WorkerPage:
-    """Last known counts of a worker that does not respond."""
+    """Return the last known counts of a worker that does not respond."""
     try:
         return WorkerPage({} if path is None else values.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -136,33 +134,33 @@ class PeerCaller(Protocol):
 
 
 class Tally:
-    """The figures of this worker, by topic from `sources`, and the sums of all."""
+    """This worker's figures, by topic from `sources`, and the sums over all workers."""
 
     def __init__(self, peers: PeerCaller, identity: WorkerIdentity | None = None) -> None:
-        """`identity`: None where no process takes another's place."""
+        """`identity`: None if processes have no successors."""
         self.sources: dict[str, Source] = {}
         self.loads: Callable[[], Mapping[Owner, int]] = dict
-        """A number for the load of each model version."""
+        """Returns a number for the load of each model version."""
         self._peers = peers
         self._identity = identity
         self._counts: dict[str, Counts] = {}
         self._questions: dict[str, tuple[str, frozenset[Sample]]] = {}
-        """The last question of this worker to all, and the samples that no worker had then."""
+        """This worker's last question to all, and the samples that no worker had then."""
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def counts(self, topic: str) -> Counts:
-        """Return the figures that this worker has told of a topic."""
+        """Return this worker's counts of a topic."""
         if topic not in self._counts:
             identity = self._identity
             self._counts[topic] = Counts(None if identity is None else identity.counts(identity.index, topic))
         return self._counts[topic]
 
     async def tell(self, topic: str, question: Question, fine: bool = False) -> bytes:
-        """Return the page for another worker. Values of many samples take a thread long to write or to read."""
+        """Return the page for another worker. With many samples, values are encoded and decoded on a thread."""
         return await asyncio.to_thread(values.dumps, await self._tell(topic, question, fine))
 
     async def _tell(self, topic: str, question: Question, fine: bool) -> WorkerPage:
-        """Return the figures of this worker, made for one question after the other."""
+        """Return this worker's figures, for one question at a time."""
         async with self._locks[topic]:
             before = self.loads()
             own = await self.sources[topic](fine)
@@ -191,7 +189,7 @@ class Tally:
         return await asyncio.to_thread(document, await self.whole(topic))
 
     def serve(self, server: LocalServer, index: int = 0, starts: int = 0) -> None:
-        """Tell the figures of a server: that of the worker with this number, which was started so often before."""
+        """Provide the figures of a server: of the worker with number `index`, started `starts` times before."""
         self.sources |= _sources(server, index, starts)
 
         def loads() -> dict[Owner, int]:
@@ -212,7 +210,7 @@ def _sources(server: LocalServer, index: int, starts: int) -> dict[str, Source]:
         return tables({"routings": server.routing_counts()})
 
     async def console(_: bool) -> Families:
-        if not readers:  # only while somebody looks at the console
+        if not readers:  # only while the console is viewed
             from modserve.frontends.http.console.counters import CounterReader
 
             readers.append(CounterReader(server))

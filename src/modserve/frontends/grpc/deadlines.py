@@ -1,6 +1,6 @@
-"""The deadlines of all calls of a port, with one timer.
+"""Deadlines of all calls of a port, with a single timer.
 
-With a timer each, a unary inference takes 1.08 times the CPU time (`benchmarks/wire_shortcuts.py`).
+One timer per call would take 1.08 times the CPU time of a unary inference (`benchmarks/wire_shortcuts.py`).
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from typing import Final, Protocol
 from modserve.core.runtime.failures import count_failure
 
 _STEP_NS: Final = 8_000_000
-"""Nanoseconds of one bucket: a call may end this much late."""
+"""Width of a bucket in nanoseconds; a call may end this much late."""
 
 
 class WithDeadline(Protocol):
     def on_deadline(self) -> None:
-        """End the call, whose deadline has passed."""
+        """End the call: its deadline has passed."""
         ...
 
 
 class Deadlines:
-    """Calls by their deadlines. Most end long before, and then leave nothing here."""
+    """Calls by deadline. Most calls end earlier and are removed again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ class Deadlines:
         return sum(map(len, self._buckets.values()))
 
     def add(self, call: WithDeadline, deadline_ns: int) -> int:
-        """Add a call; returns the number under which `remove` takes it."""
+        """Add a call; return the number for `remove`."""
         number = deadline_ns // _STEP_NS + 1
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -56,14 +56,14 @@ class Deadlines:
             self._timer = None
 
     def pass_by(self, now_ns: int) -> None:
-        """End the calls whose deadline has come."""
+        """End the calls with a deadline before `now_ns`."""
         self.close()
         last = now_ns // _STEP_NS
         for number in sorted([each for each in self._buckets if each <= last]):
             for call in self._buckets.pop(number, ()):
                 try:
                     call.on_deadline()
-                except Exception as error:  # others have deadlines, too
+                except Exception as error:  # other calls have deadlines, too
                     count_failure("grpc_deadlines", error)
         if self._buckets:
             self._set(min(self._buckets))

@@ -1,4 +1,4 @@
-"""Path of a call from bytes to handler and back: memory, compression, restrictions, bounds, and the failure log."""
+"""Path of an RPC from bytes to handler and back: memory, compression, restrictions, limits, failure log."""
 
 import asyncio
 import logging
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000
-"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB besides its message."""
+"""Maximum number of unary calls under way. More are refused at once: each holds about 20 KB besides its message."""
 
 
 class NoMessageError(ModserveError):
-    """End of a call by its client, before its message came."""
+    """A call that its client ended before sending its message."""
 
     def __init__(self) -> None:
-        # The status that gRPC's own servers end it with.
+        # The status of gRPC's own servers for such a call.
         super().__init__(Code.INTERNAL, "the call ended without a request message; a unary call has exactly one")
 
 
 class Dispatcher:
-    """Dispatcher of calls by their row of the table. Never raises, but for cancellation."""
+    """Dispatches calls by their row of the RPC table. Raises nothing but CancelledError."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Dispatcher:
         guard: "RpcGuard | None" = None,
         audit: "RpcAudit | None" = None,
     ) -> None:
-        """`max_message`: bytes that a message may have; 0: any number. `guard`: where callers need keys."""
+        """`max_message`: maximum message size in bytes, 0 for no limit. `guard`: checks callers' keys."""
         self.guard = guard
         self.audit = audit
         self.limits = limits or LoopLimits()
@@ -65,14 +65,14 @@ class Dispatcher:
         self.server = server
         self.max_calls = max_calls
         self.statuses = [0] * len(NAMES)
-        """Calls that ended, by their status, without those about health."""
+        """Ended calls by status, without health checks."""
         self.calls = 0
         """Unary calls under way."""
         self.refused = 0
-        """Calls that were refused because too many were under way."""
+        """Calls refused because of `max_calls`."""
 
     async def serve(self, rpc: Rpc, call: RpcCall) -> None:
-        """Serve the call to its end, as its task."""
+        """Serve the call to its end, in its own task."""
         try:
             outcome = await (self.stream(rpc, call) if rpc.method.server_streaming else self.unary(rpc, call))
             if isinstance(outcome, Refusal):
@@ -88,7 +88,7 @@ class Dispatcher:
             call.end_call(INTERNAL, "internal error")
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
-        """Serve a call with one request and one response; returns the response, or the failure."""
+        """Serve a call with one request and one response; return the response or the failure."""
         audit = self.audit
         entry = None if audit is None else audit.entry_of(rpc.method.name)
         if audit is None or entry is None:
@@ -143,7 +143,7 @@ class Dispatcher:
                 inflated.release()
 
     async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
-        """Serve a call whose handler writes its responses itself; returns its failure, None for a good end."""
+        """Serve a call with a handler that writes its own responses; return the failure, or None on success."""
         try:
             if rpc.restriction is not None:
                 _check_restriction(rpc.restriction, call)
@@ -169,7 +169,7 @@ class Dispatcher:
         return dict(zip(NAMES, self.statuses, strict=True))
 
     def _record(self, error: ModserveError, request: Any, request_id: str, origin: Origin) -> None:
-        """Log a failure with the model, version and id that the request names."""
+        """Log a failure with the model, version and id of the request."""
         model = getattr(request, "model_name", "") or getattr(request, "name", "")
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
@@ -177,7 +177,7 @@ class Dispatcher:
         self.server.failure_log.record("gRPC", model, version, id, status, message, request_id, origin)
 
     def refusal(self, error: ModserveError, request: Message | InferMessage | None, call: RpcCall) -> Refusal:
-        """Log `error` and return the refusal that ends the call."""
+        """Log `error` and return the refusal for the call."""
         request_id = call.identify()
         self._record(error, request, request_id, call.origin)
         status = failures.spelling(error).grpc
@@ -192,6 +192,6 @@ class Dispatcher:
 
 
 def _check_restriction(restriction: Restriction, call: RpcCall) -> None:
-    """Check for the header that the call needs. Raises UNAVAILABLE without it, as Triton does."""
+    """Check the header that the restriction requires. Raises UNAVAILABLE without it, as Triton does."""
     if not restriction.granted(call.metadata):
         raise unavailable(restriction.refusal)

@@ -1,7 +1,7 @@
 """Receiver of one call's messages: messages in parts, and messages of streams.
 
-Messages of streams count as held by the server until they are read, and parts of any from the first on. The client may
-send more as soon as a part is there, or a message has been read.
+Messages of streams count as server memory until they are read; partial messages count from their first byte. The client
+gets flow-control credit as soon as a part has arrived or a message has been read.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from .rpc import ClientDisconnectedError, ReadingStoppedError
 
 @final
 class MessageReceiver:
-    """Receiver of the messages of `stream`, until that is over: `close` releases it."""
+    """Receiver of the messages of `stream`; `close` releases it."""
 
     def __init__(
         self, stream: Stream, memory: MemoryBudget, limits: ConnectionLimits, most: int, coding: str, many: bool
     ) -> None:
-        """`most`: bytes of a message, 0: any number; `coding`: the call's ``grpc-encoding``; `many`: it is a stream."""
+        """`most`: maximum message size in bytes, 0 for no limit. `coding`: ``grpc-encoding``. `many`: a stream."""
         self._stream = stream
         self._memory = memory
         self._limits = limits
@@ -32,23 +32,23 @@ class MessageReceiver:
         self._coding = coding
         self._many = many
         self._messages: deque[tuple[bytes, int, int]] = deque()
-        """Complete messages, with the bytes of each that are to be credited, and those that are held."""
+        """Complete messages, each with its bytes to credit and its bytes of server memory."""
         self._assembler: MessageAssembler | None = None
-        """Assembler of the message that has come only in part."""
+        """Assembler of a partial message."""
         self._enough = 0
-        """Bytes of that message with which the client has `advanced`."""
+        """Bytes of that message at which the client has made progress (`advanced`)."""
         self._reader: asyncio.Future[None] | None = None
         self._stopped = False
-        """No more messages are taken."""
+        """True if no more messages are accepted."""
 
     @property
     def in_message(self) -> bool:
-        """True if a message has begun and is not complete."""
+        """True if a message is incomplete."""
         return self._assembler is not None
 
     @property
     def expects(self) -> bool:
-        """True if the client has to send more of a message. It may have no window while earlier messages are unread."""
+        """True if the client must send the rest of a message. Unread earlier messages may leave it no window."""
         return self._assembler is not None and not self._messages
 
     def feed(self, data: bytes, start: int, end: int) -> None:
@@ -65,7 +65,7 @@ class MessageReceiver:
             start = self._assemble(data, start, end)
 
     def _assemble(self, data: bytes, start: int, end: int) -> int:
-        """Feed the assembler, and return where the part of a message ends."""
+        """Feed the assembler; return the end of this message's part."""
         stream, assembler = self._stream, self._assembler
         stream.heard = stream.connection.clock.seconds
         if assembler is None:
@@ -94,12 +94,12 @@ class MessageReceiver:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the reader: there is something new."""
+        """Wake the reader."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def pop(self) -> tuple[bytes, int] | None:
-        """Return the next message and the memory it holds, which the caller gives back; None: none is there."""
+        """Return the next message and its memory, which the caller releases; None if there is none."""
         if not self._messages:
             return None
         stream = self._stream
@@ -111,7 +111,7 @@ class MessageReceiver:
         return message, held
 
     async def read(self) -> bytes | None:
-        """Return the next message of a stream, None after the last one. Raises what `RpcCall.read` does."""
+        """Return the next message of a stream; None after the last one. Raises what `RpcCall.read` does."""
         stream = self._stream
         while (entry := self.pop()) is None:
             if stream.over:
@@ -129,7 +129,7 @@ class MessageReceiver:
         return entry[0]
 
     def stop(self) -> None:
-        """Take no more messages; the messages that are there are read."""
+        """Accept no more messages; those already received can still be read."""
         self._stopped = True
         self._drop_part()
         self.wake()
@@ -140,7 +140,7 @@ class MessageReceiver:
             self._assembler = None
 
     def close(self) -> None:
-        """Stop reading, and release what has come."""
+        """Stop reading, and release the received messages."""
         self.wake()
         self._drop_part()
         for _, _, held in self._messages:
@@ -149,7 +149,7 @@ class MessageReceiver:
 
 
 def overdue_text(stream: Stream, limits: ConnectionLimits) -> str:
-    """Return the message for a client that does not complete its request."""
+    """Return the error text for a client that does not complete its request."""
     slow = limits.silence * limits.silences
     if stream.connection.clock.seconds - stream.advanced > slow:
         return f"the request has not advanced by {limits.part} bytes within {slow:g} s"

@@ -1,7 +1,7 @@
-"""The messages in the body of a gRPC call, each behind five bytes, wherever frames begin and end.
+"""Messages in the body of a gRPC call, each after a prefix of five bytes, independent of frame boundaries.
 
-A message that comes as a whole is one slice of what came. One that comes in parts is put together in a `BytesIO`, whose
-bytes are handed over without another copy. When much of a long one has come, there is a place for all of it.
+A message that arrives in one piece is a slice of the input. Other messages are assembled in a `BytesIO` and handed over
+without another copy. Once much of a long message has arrived, its buffer gets the full announced size.
 """
 
 from io import BytesIO
@@ -17,17 +17,17 @@ from .heads import CODINGS, INTERNAL, RESOURCE_EXHAUSTED
 from .rpc import Response
 
 PREFIX: Final = 5
-"""Bytes before each message: whether it is compressed, and its length."""
+"""Size of the prefix of a message: a compression flag and the length."""
 
 COPIED: Final = 64 * 1024
-"""Bytes of a message that is copied behind its prefix; a longer one is sent as it is."""
+"""Maximum size in bytes of a message that is copied after its prefix; longer ones are sent uncopied."""
 
 _MUCH: Final = 1024 * 1024
-"""Bytes of a message before its announced length is believed."""
+"""Received bytes from which the announced length of a message is trusted."""
 
 
 class MessageError(Exception):
-    """A message that is malformed or not allowed: the status that ends the call, and its text."""
+    """A malformed or forbidden message: the status that ends the call, and the error text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -36,9 +36,9 @@ class MessageError(Exception):
 
 
 def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
-    """Check a message's prefix, in a call with this ``grpc-encoding``. Raises `MessageError`.
+    """Check a message's prefix in a call with this ``grpc-encoding``. Raises `MessageError`.
 
-    `most`: bytes that it may have; 0: any number.
+    `most`: maximum size in bytes, 0 for no limit.
     """
     if most and size > most:
         raise MessageError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})")
@@ -50,7 +50,7 @@ def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
 
 @final
 class MessageAssembler:
-    """Assembler of a message that comes in parts. It counts as held by the server from its first part on."""
+    """Assembler of a partial message. It counts as server memory from its first byte."""
 
     def __init__(self, memory: MemoryBudget, most: int, coding: str) -> None:
         self._memory = memory
@@ -58,19 +58,19 @@ class MessageAssembler:
         self._coding = coding
         self._prefix = b""
         self._announced = -1
-        """Bytes of the whole message; -1: not known yet."""
+        """Size of the whole message in bytes; -1 if not known yet."""
         self._buffer = BytesIO()
         self._large_pages = False
-        """The message is worth them."""
+        """True if the message is large enough for huge pages."""
         self.held = 0
-        """Bytes that have come and are held of the server's memory."""
+        """Bytes of server memory held for the received part."""
 
     @property
     def complete(self) -> bool:
         return self.held == self._announced
 
     def feed(self, data: bytes, start: int, end: int) -> int:
-        """Take what belongs to the message of `data` from `start` to `end`; where that ends. Raises `MessageError`."""
+        """Consume the message's part of `data` from `start` to `end`; return where it ends. Raises `MessageError`."""
         if self._announced < 0:
             stop = min(end, start + PREFIX - len(self._prefix))
             self._prefix += data[start:stop]
@@ -86,11 +86,11 @@ class MessageAssembler:
         return stop
 
     def message(self) -> bytes:
-        """Return the complete message. The caller gives back what is `held`."""
+        """Return the complete message. The caller releases `held`."""
         return self._buffer.getvalue()
 
     def release(self) -> None:
-        """Let go of what has come."""
+        """Drop the received part and release its memory."""
         self._buffer = BytesIO()
         if self.held:
             self._memory.give_back(self.held)
@@ -110,7 +110,7 @@ class MessageAssembler:
         self._buffer.write(memoryview(data)[start:stop])
 
     def _make_room(self) -> None:
-        """Move the message to a place of its announced length."""
+        """Move the message to a buffer of its announced length."""
         begun = self._buffer
         try:
             self._buffer = room(self._announced)
@@ -121,7 +121,7 @@ class MessageAssembler:
 
 
 async def pack_message(message: Response, coding: str, most: int) -> tuple[bytes, int]:
-    """Compress the message where that makes it shorter, and return whether it is; on a thread above `most` bytes."""
+    """Compress the message if that shortens it, and return whether it did; above `most` bytes on a thread."""
     if size_of(message) > most:
         return await offload.on_thread(_shortest, message, coding)
     return _shortest(message, coding)
@@ -132,7 +132,7 @@ def size_of(message: Response) -> int:
 
 
 def frame_message(message: Response, compressed: int) -> list[Chunk]:
-    """Return the message behind its prefix."""
+    """Return the message after its prefix."""
     size = size_of(message)
     prefix = bytes((compressed,)) + size.to_bytes(4, "big")
     parts: list[Chunk] = [prefix, message] if isinstance(message, bytes) else [prefix, *message]

@@ -1,11 +1,11 @@
-"""``ModelStreamInfer``: any number of requests on one RPC. No task a request.
+"""``ModelStreamInfer``: any number of requests on one RPC, without a task for each request.
 
-Models with one response a request respond in the order of the requests; responses of decoupled models leave as they
-come. One task reads messages and submits their requests, the task of the RPC writes. Between them stand the calls:
+Responses of models with one response per request keep the order of the requests; responses of decoupled models are sent
+as they arrive. One task reads messages and submits requests; the RPC's task writes. They share these collections:
 
-- `_open` has all calls that are not over, and `_order` those of them whose responses wait for the calls before them.
-- `_ready` has a call once for each of its outcomes that may be written now: the outcomes of a call in `_order` enter it
-  when the call is the first there, those of other calls as they arrive.
+- `_open`: all calls that are not over. `_order`: the calls in it with ordered responses.
+- `_ready`: a call once for each outcome that may be written now. A call in `_order` enters it when it is first there,
+  other calls when their outcomes arrive.
 
 Only the reading task adds calls, and only the writing task removes them.
 """
@@ -37,15 +37,15 @@ from .messages import size_of
 from .rpc import ClientDisconnectedError, ReadingStoppedError, Response, RpcCall
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
-"""The metadata with which a client requests that the first error end the stream as the RPC's status."""
+"""Metadata by which a client requests that the first error end the stream with the RPC's status."""
 
 _WHAT = "a request of a stream"
 
 _FAREWELL = 0.25
-"""Seconds between the last response and the error that ends a stream: gRPC's library drops the responses that a caller
-has not read when that error comes."""
+"""Seconds between the last response and the error that ends a stream: on an error, gRPC's library drops the responses
+that its caller has not read."""
 _YOUNG = 5.0
-"""Age of a stream in seconds up to which its first request is likely to be on its way."""
+"""Age in seconds up to which the first request of a stream is probably still on its way."""
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 
@@ -60,11 +60,11 @@ class InferStreams:
         self.writer = ResponseWriter()
         self._open: set[InferStream] = set()
         self.retiring = False
-        """True if the server is about to stop: streams read no more than what has come of them."""
+        """True if the server is about to stop: streams read only what has already arrived."""
         self._stopped = False
 
     async def serve(self, rpc: RpcCall) -> ModserveError | None:
-        """Serve one stream from its first request to its end; return the error that ends it, None for a good end."""
+        """Serve one stream to its end; return the error that ends it, or None on success."""
         if self._stopped:
             return unavailable(_STOPPING)
         stream = InferStream(self, rpc)
@@ -77,9 +77,9 @@ class InferStreams:
         return error
 
     def retire(self) -> None:
-        """Take no more requests than have come, and the first one of each stream that is young.
+        """Accept only requests that have arrived, and the first request of each young stream.
 
-        Each stream ends as soon as those are settled.
+        Each stream ends once these are settled.
         """
         self.retiring = True
         for stream in self._open:
@@ -87,11 +87,11 @@ class InferStreams:
                 stream.stop()
 
     def arriving(self) -> int:
-        """Return the number of streams that read what has come, or await their first request."""
+        """Return the number of streams that still read received data or await their first request."""
         return sum(stream.arriving for stream in self._open)
 
     def stop(self) -> None:
-        """Take no more requests than have come, and no more streams."""
+        """Accept only requests that have arrived, and no more streams."""
         self._stopped = True
         for stream in self._open:
             stream.stop()
@@ -106,24 +106,24 @@ class StreamRequest(InferenceCall):
         self.queue = OutcomeQueue(stream.server.memory)
         self.size = size
         self.held = 0
-        """Bytes of the server's memory that it holds."""
+        """Bytes of server memory held by the request."""
         self.inflated: RequestMemory | None = None
-        """Memory of a message that came compressed."""
+        """Memory of a decompressed message."""
         self.ordered = True
-        """Order: its responses come after those of the requests before it."""
+        """True if its responses follow the responses of earlier requests."""
         self.empty_final = False
-        """The client wants a message at the end, if that comes without a response."""
+        """True if the client requested a final message even without a response."""
         self.request_id, self.origin = stream.request_id, stream.origin
         self.sent_bytes = self.responses = 0
-        """Bytes and responses that the client has got."""
+        """Bytes and responses sent to the client."""
         self.logged = False
         self.status = CANCELLED
-        """Status for the access log: the request is over when its last outcome has been sent."""
+        """Status for the access log, written when the last outcome has been sent."""
         self.accepted = ""
-        """The model that accepted the request, empty if none has."""
+        """The model that accepted the request; empty if none has."""
 
     async def start(self, data: bytes, now_ns: int) -> None:
-        """Start the request. Raises whatever keeps it from being accepted."""
+        """Start the request. Raises the reason if it is not accepted."""
         stream, server = self.stream, self.server
         server.memory.take(self.size)
         self.held = self.size
@@ -133,11 +133,11 @@ class StreamRequest(InferenceCall):
         self.id, self.model = message.id, message.model_name
         self.version = resolve_version(server, message) if message.model_version else None
         self.begin(server.model(self.model, self.version), now_ns, 0, stream.trace_headers)
-        # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
+        # The RPC's own deadline cancels the whole stream; before that, batches are formed by it.
         request = await read_request(self, message, stream.deadline_ns, stream.forwarded, stream.limits)
         if message.parameters:
             self.empty_final = grpc_messages.wants_empty_final(message)
-        # Set before, since a model may respond while the request is handed to it.
+        # Set first: a model may respond while the request is submitted.
         self.ordered = not self.servable.config.decoupled
         try:
             self.submit_stream(request)
@@ -151,7 +151,7 @@ class StreamRequest(InferenceCall):
             self.stream.on_outcome(self)
 
     def log(self, access: AccessLog) -> None:
-        """Log the request, which is over."""
+        """Log the finished request."""
         counts = self.status, self.size, self.sent_bytes, self.responses
         entries.record(access, self, "ModelStreamInfer", *counts)
 
@@ -171,7 +171,7 @@ class StreamRequest(InferenceCall):
         self.inflight = self.trace = None
 
     def message(self, outcome: InferenceResponse | None, final: bool) -> Response | None:
-        """Return the message for an outcome that is no failure; None if there is none. Raises what prevents it."""
+        """Return the message for a successful outcome; None if there is none. Raises what prevents it."""
         if outcome is None:
             if not self.empty_final:
                 return None
@@ -194,11 +194,11 @@ class InferStream:
         self.writer = streams.writer
         self.limits = options.limits
         self.forwarded = header_forwarding.from_metadata(options.header_pattern, metadata)
-        """Metadata that go along with each request as its parameters."""
+        """Metadata that become parameters of each request."""
         self.trace_headers = trace_context.from_metadata(metadata)
-        """The client's span, to which all requests belong."""
+        """The client's span, the parent of all requests."""
         self.timed = options.server_timing
-        """The last message of each request says what it has cost."""
+        """True if the last message of each request states its cost."""
         self.deadline_ns = rpc.deadline_ns
         self.access = streams.server.access_log
         self.origin = rpc.origin
@@ -213,27 +213,27 @@ class InferStream:
         self._opened = time.monotonic()
         self._reading: asyncio.Task[None] | None = None
         self._has_read = self._stopping = False
-        """`_stopping`: it reads no more than what has come."""
+        """`_stopping`: only received data is still read."""
         self._half_closed = False
         self._broken: ModserveError | None = None
-        """Error that keeps the stream from reading on."""
+        """Error that ends reading."""
         self._stopped = False
-        """True if the server stops and all requests that had come by then have been read."""
+        """True if the server stops and all requests received by then have been read."""
         self._changed = asyncio.Event()
-        """Set when there may be something to write, or the end has come."""
+        """Set when there may be something to write, or at the end."""
         self._room = asyncio.Event()
 
     async def run(self) -> ModserveError | None:
-        """Serve it to its end; returns the error that it ends with, None for a good end."""
+        """Serve the stream to its end; return the error that ends it, or None on success."""
         reading = self._reading = asyncio.ensure_future(self._read())
         try:
             return await self._write()
         finally:
-            # In place of a TaskGroup, which until Python 3.13 leaves a cycle when it is cancelled.
+            # Not a TaskGroup: until Python 3.13, a cancelled one leaves a reference cycle.
             await _end_task(reading)
             for call in self._open:
                 call.close()
-            # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
+            # These refer back to this stream: tasks keep the exceptions that ended them.
             self._reading = None
             self._open.clear()
             self._order.clear()
@@ -250,7 +250,7 @@ class InferStream:
         return self._stopping or self.awaits_first
 
     def stop(self) -> None:
-        """Read no more than what has come."""
+        """Read only what has already arrived."""
         self._stopping = True
         self._rpc.stop_reading()
 
@@ -267,7 +267,7 @@ class InferStream:
                 if self._streams.retiring:
                     self.stop()
                 await self._take(data)
-                data = None  # which may be large, and would stay as long as the client says nothing more
+                data = None  # it may be large, and would stay until the client's next message
                 while len(self._open) >= limits.outstanding or self._bytes >= limits.outstanding_bytes:
                     self._room.clear()
                     await self._room.wait()
@@ -294,7 +294,7 @@ class InferStream:
             self._order.pop()
 
     def _over(self, call: StreamRequest) -> None:
-        """Forget a request whose last outcome has been sent."""
+        """Remove a request after its last outcome has been sent."""
         self._open.discard(call)
         call.close()
         self._bytes -= call.size
@@ -305,7 +305,7 @@ class InferStream:
                 self._ready.extend([self._order[0]] * len(self._order[0].queue))
 
     async def _write(self) -> ModserveError | None:
-        """Send outcomes until the stream's end; returns the error that it ends with, None for a good end."""
+        """Send outcomes to the end of the stream; return the error that ends it, or None on success."""
         while True:
             while self._ready:
                 call = self._ready.popleft()
@@ -329,7 +329,7 @@ class InferStream:
             await self._changed.wait()
 
     async def _send(self, call: StreamRequest, outcome: Outcome, final: bool) -> ModserveError | None:
-        """Send an outcome; return the request's error if it must end the stream. Raises `ClientDisconnectedError`."""
+        """Send an outcome; return the request's error if it ends the stream. Raises `ClientDisconnectedError`."""
         data: Response | None = None
         error: ModserveError | None = None
         if isinstance(outcome, ModserveError):
@@ -364,7 +364,7 @@ class InferStream:
         return None
 
     async def _write_counted(self, data: Response) -> None:
-        """Write data that counts as held while it waits for a slow client."""
+        """Write data that counts as server memory while a slow client has not read it."""
         memory, size = self.server.memory, size_of(data)
         memory.force(size)
         try:
@@ -374,7 +374,7 @@ class InferStream:
 
 
 async def _end_task(task: "asyncio.Task[None]") -> None:
-    """Cancel a task, and return when it has ended: what it has on a thread goes on until it is done."""
+    """Cancel a task and wait for its end, including work it has on a thread."""
     task.cancel()
     while not task.done():
         try:

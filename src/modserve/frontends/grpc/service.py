@@ -1,4 +1,4 @@
-"""The RPCs of ``inference.GRPCInferenceService``, and the table of all that the port serves."""
+"""The RPCs of ``inference.GRPCInferenceService``, and the table of all RPCs of the port."""
 
 import time
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ from .rpc import Handler, Rpc, RpcCall
 
 
 class InferenceService:
-    """The calls that are served, each named like its RPC: message in, message out; raises `ModserveError`."""
+    """The implemented RPCs, one method each, from message to message. Methods raise `ModserveError`."""
 
     def __init__(self, server: Server, options: GrpcSettings) -> None:
         self._server = server
@@ -56,8 +56,8 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=(await self._server.readiness()).ready)
 
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RpcCall) -> Message:
-        """Report readiness. Like every released Triton, false also for an unknown model or version: clients poll with
-        it."""
+        """Report readiness. Like every released Triton, return false for an unknown model or version: clients poll with
+        this RPC."""
         version = find_version(self._server, message.name, message.version)
         try:
             ready = await self._server.model_trouble(message.name, version) is None
@@ -139,7 +139,7 @@ class InferenceService:
         return trace_settings.message(tracer.settings(message.model_name))
 
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
-        """Run an inference. Its failure is returned, not raised: the traceback would hold what holds it."""
+        """Run an inference. A failure is returned, not raised: its traceback would refer to its own owner."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
         version = resolve_version(server, message) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
@@ -180,7 +180,7 @@ def _trace_failure(call: InferenceCall, error: ModserveError) -> ModserveError:
 
 
 def _on_sent(call: InferenceCall) -> None:
-    """Finish the call: the response has left, or never will."""
+    """Finish the call after its response has been sent, or never will be."""
     call.on_sent()
     call.close()
 
@@ -192,7 +192,7 @@ def rpc_table(
     streams: InferStreams | None = None,
     reports: LoadReports | None = None,
 ) -> Mapping[str, Rpc]:
-    """Return all RPCs of the port, by path; those that are not served yet answer UNIMPLEMENTED and say so."""
+    """Return all RPCs of the port by path; RPCs that are not implemented answer UNIMPLEMENTED with an explanation."""
     inference = InferenceService(server, options)
     loads = () if reports is None else ((orca.SERVICE, orca.METHODS, reports),)
     reflection = ReflectionService(

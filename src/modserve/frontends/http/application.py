@@ -1,7 +1,7 @@
 """The application behind the HTTP port: all calls but inference.
 
-A thread imports FastAPI and the routes at the first request that needs them. Servers of inference and probes never
-spend that time and memory: most of the 0.15 s and 7 MB by which a start became smaller (`benchmarks/overhead.py`,
+FastAPI and the routes are imported on a thread at the first request that needs them. Servers that only get inferences
+and probes save that time and memory: most of the 0.15 s and 7 MB by which start-up shrank (`benchmarks/overhead.py`,
 start to READY). Until then, this module answers the probes.
 """
 
@@ -34,10 +34,9 @@ _ID = request_ids.HEADER.lower().encode()
 
 
 class Application:
-    """An ASGI application over `server`, for the event loop's thread.
+    """ASGI application over `server`, used on the event loop's thread.
 
-    `metrics` serves the page of metrics, to callers that may see it. `without_admin`: there are no paths but those of
-    clients.
+    `metrics` serves the metrics page to permitted callers. `without_admin`: omits the paths of operators.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Application:
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
         self.direct = DirectCalls(CallContext(scope_server(server, authority), options))
-        """The calls that the port runs without the application."""
+        """Calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._metrics is not None and self._is_scrape(scope):
@@ -73,14 +72,14 @@ class Application:
         await app(scope, receive, send)
 
     def _is_scrape(self, scope: Any) -> bool:
-        """True if a request is for the page of metrics. The application refuses it without a restriction's header."""
+        """True for a request of the metrics page. Without a restriction's header, the application refuses it."""
         if scope["path"] != METRICS_PAGE or scope["method"] not in ("GET", "HEAD"):
             return False
         restriction = self._options.restrictions.get(PATH_CATEGORY[METRICS_PAGE])
         return restriction is None or restriction.granted(scope["headers"])
 
     def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
-        """Return the probe that a request asks for, if only its answer is wanted."""
+        """Return the probe for a request; None if that also needs a log entry, an id, or checks of the caller."""
         logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
         more = logged or self._options.restrictions or self._authority is not None
         if more:
@@ -105,12 +104,12 @@ class Application:
             return self._app
 
     def stop_streams(self) -> None:
-        """End the responses that are still open with an error: the server's time is up."""
+        """End open streams with an error: the server's time to stop is up."""
         self.direct.streams.stop()
 
 
 def scope_server(server: Server, authority: "Authority | None") -> Server:
-    """Return the server in the caller's name, if there is an authority that knows callers."""
+    """Return the server as seen by the caller, if there is an authority."""
     if authority is None:
         return server
     from modserve.server.scoped import ScopedServer
@@ -119,7 +118,7 @@ def scope_server(server: Server, authority: "Authority | None") -> Server:
 
 
 def guard_app(app: AsgiApp, server: Server, authority: "Authority | None", without_admin: bool = False) -> AsgiApp:
-    """Return the application, guarded by the authority if there is one. Its server is that of `scope_server`."""
+    """Return the application behind the authority's checks, if there is one. Its server comes from `scope_server`."""
     if authority is None:
         return app
     from modserve.access.calls import need_of

@@ -1,4 +1,4 @@
-"""An application whose calls that change something are in the audit log."""
+"""ASGI middleware that writes calls that change something to the audit log."""
 
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ _ID: Final = request_ids.HEADER.lower().encode()
 
 
 class AuditedApp:
-    """Audit log around `app`, which puts the caller into the scope if it knows one."""
+    """Audit log around `app`, which stores a known caller in the scope."""
 
     def __init__(self, app: AsgiApp, audit: AuditLog) -> None:
         self._app = app
@@ -72,7 +72,7 @@ def _request_id(start: Message) -> str:
 
 
 def _json(body: bytearray) -> object:
-    """Parse JSON; None for what is long, or no JSON."""
+    """Parse JSON; None for a long or invalid body."""
     if not body or len(body) > MOST_CHANGE:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Bodies of errors in the form that the clients of a path read: OpenAI's, TEI's, or KServe's ``{"error": text}``.
+"""Error bodies in the format of the path's API: OpenAI's, TEI's, or KServe's ``{"error": text}``.
 
 The first two are imported at the first failure that needs them: most servers have no text models.
 """
@@ -15,14 +15,14 @@ from modserve.protocol.http import infer_response
 _KSERVE: Final = re.compile(
     r"/v1/models/[^/]+(/(versions|labels|metadata)(/.*)?|:(predict|classify|regress|explain))", re.S
 )
-"""Calls of KServe v1 and TensorFlow Serving among the paths below ``/v1``. The list of models, and a model without
-more, are OpenAI's as well, whose clients show what they read; KServe's go by the status."""
+"""Paths of KServe v1 and TensorFlow Serving below ``/v1``. The model list and plain model paths belong to OpenAI's API
+as well. They get OpenAI's format, because its clients show the error text; KServe's clients only check the status."""
 _OPENAI: Final = re.compile(r"(/openai)?/v1(/.*)?|/v2/rerank|/embeddings|/score", re.S)
 _TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|info)?")
 
 
 def encode(path: str, error: ModserveError, status: int) -> tuple[int, bytes]:
-    """Return the status and body of a failure, whose status is usually this one, for a request to a decoded path."""
+    """Return the status (normally `status`) and body of a failure, for a request to a decoded path."""
     message = failures.public_message(error)
     if _OPENAI.fullmatch(path) and not _KSERVE.fullmatch(path):
         from modserve.text import openai_errors
@@ -37,5 +37,5 @@ def encode(path: str, error: ModserveError, status: int) -> tuple[int, bytes]:
 
 
 def encode_message(path: str, message: str, status: int) -> bytes:
-    """Return the body of a failure that is no server error: an unknown path, or a method that it does not have."""
+    """Return the body of a client error: an unknown path, or a method that it does not support."""
     return encode(path, invalid(message), status)[1]

@@ -1,6 +1,6 @@
-"""Calls that know of no framework: what one gets, and what it returns. The port runs it, or an ASGI application.
+"""Framework-independent calls: their requests and responses. The port or an ASGI application runs them.
 
-The port runs some calls by itself (`direct.py`). Inside another application, FastAPI's routes run the same.
+The port runs some calls directly (`direct.py`). Mounted in another application, FastAPI routes run the same calls.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,14 +23,14 @@ from modserve.settings import LoopLimits
 Headers: TypeAlias = Sequence[tuple[str, str]]
 
 _NO_CACHE: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-"""The second is for nginx, which would keep the pieces of a stream until it has many."""
+"""The second header keeps nginx from buffering the parts of a stream."""
 
 
 class RequestInfo:
-    """Information about a request: its id, whether its client hears of that, and its last inference.
+    """Information about a request: its id, whether its client sees the id, and its last inference.
 
-    The inference is kept only if the request is `logged`: a call may hold many tensors. `count` is the number of its
-    inferences, or of the responses of one that streams.
+    The inference is kept only if the request is `logged`, as a call may hold many tensors. `count`: inferences of the
+    request, or responses of a streamed one.
     """
 
     __slots__ = ("call", "count", "echoed", "logged", "origin", "request_id")
@@ -44,7 +44,7 @@ class RequestInfo:
         self.count = 0
 
     def add_call(self, call: InferenceCall) -> None:
-        """Note an inference that has begun for the request, and has its id."""
+        """Add an inference of the request; it gets the request's id."""
         if self.logged:
             self.call = call
             self.count += 1
@@ -54,13 +54,13 @@ class RequestInfo:
 
 
 def note_of(request_id: str, origin: Origin, logged: bool = False) -> RequestInfo:
-    """Return the note of a request whose client has sent this id, as `RequestHead` has it."""
+    """Return the information about a request; `request_id` is the id that its client sent (`RequestHead`)."""
     id = request_ids.choose(request_id) if request_id else request_ids.make()
     return RequestInfo(id, logged or bool(request_id), origin, logged)
 
 
 class CompleteRequest:
-    """A request that has come completely."""
+    """A completely received request."""
 
     __slots__ = ("body", "head", "note")
 
@@ -71,12 +71,12 @@ class CompleteRequest:
 
     @property
     def query(self) -> str:
-        """Query of the path, as it was sent."""
+        """Query of the path, as sent."""
         return self.head.target.partition(b"?")[2].decode("latin-1")
 
 
 class WholeResponse(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     body: bytes
     status: int = 200
@@ -85,11 +85,11 @@ class WholeResponse(NamedTuple):
 
 
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
-"""Makes a message of an outcome, and whether it is the last one; empty where there is none. Never raises on errors."""
+"""Encodes an outcome; the flag marks the last one. Empty if there is nothing to send. Never raises on errors."""
 
 
 class StreamMessage(NamedTuple):
-    """A message of a stream. `error` is what it reports, or why it could not report what it should."""
+    """A message of a stream. `error`: the failure that it reports, or the reason that it could not be encoded."""
 
     data: bytes
     error: ModserveError | None
@@ -97,7 +97,7 @@ class StreamMessage(NamedTuple):
 
 
 class StreamedCall(Protocol):
-    """Source of a `ResponseStream`: an `HttpStream`, or several."""
+    """Source of a `ResponseStream`: one `HttpStream` or several."""
 
     @property
     def limits(self) -> LoopLimits: ...
@@ -111,19 +111,19 @@ class StreamedCall(Protocol):
         ...
 
     def listen(self, arrival: Callable[[], None]) -> None:
-        """Call `arrival` whenever an outcome comes, in place of waking the waiter in `next`."""
+        """Call `arrival` for each outcome instead of waking the waiter in `next`."""
         ...
 
     def take(self) -> tuple[Outcome, bool]:
-        """Return the next outcome, which has come, and whether it is the last."""
+        """Return the next available outcome, and whether it is the last."""
         ...
 
     def acknowledge(self) -> None:
-        """Note that the outcome taken last has been sent: its model may go on."""
+        """Confirm that the last outcome has been sent; its model may continue."""
         ...
 
     async def next(self) -> tuple[Outcome, bool]:
-        """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
+        """Wait for the next outcome and return it. Waiting confirms that the previous one has been sent."""
         ...
 
     def record_failure(self, error: ModserveError, status: int | str) -> None: ...
@@ -140,10 +140,7 @@ class StreamedCall(Protocol):
 
 
 class ResponseStream:
-    """A response that goes on as outcomes come: the call is submitted, and its `first` message is known.
-
-    Its owner closes the call.
-    """
+    """A streamed response to a submitted call with a known `first` message. Its owner closes the call."""
 
     __slots__ = ("call", "encode", "first", "framing")
 
@@ -165,11 +162,11 @@ class ResponseStream:
 
 
 Handler: TypeAlias = Callable[[CompleteRequest], Coroutine[Any, Any, WholeResponse | ResponseStream]]
-"""A call. It is cancelled when its client goes away. It raises nothing else that a client should read."""
+"""A call. Cancelled when its client disconnects. It raises no other error meant for the client."""
 
 
 async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) -> ResponseStream:
-    """Return the response to a submitted call, once its first message is known."""
+    """Return the response to a submitted call once its first message is known."""
     try:
         first = await next_message(call, encode)
     except BaseException:
@@ -179,7 +176,7 @@ async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) 
 
 
 async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
-    """Return the call's next outcome as its client gets it."""
+    """Return the call's next outcome in the client's format."""
     outcome, final = await call.next()
     if is_long(call, outcome):
         message = await offload.on_thread(message_of, encode, outcome, final)
@@ -191,12 +188,12 @@ async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
 
 
 def is_long(call: StreamedCall, outcome: Outcome) -> bool:
-    """True if a thread should make the message of an outcome."""
+    """True if the outcome should be encoded on a thread."""
     return isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.response_form, call.limits)
 
 
 def message_of(encode: Encode, outcome: Outcome, final: bool) -> StreamMessage:
-    """Return an outcome as its client gets it. Never raises."""
+    """Return an outcome in the client's format. Never raises."""
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
         data = encode(outcome, final)

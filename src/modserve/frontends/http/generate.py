@@ -1,6 +1,6 @@
-"""The generate extension: ``generate`` with one response, ``generate_stream`` with any number as server-sent events.
+"""The generate extension: ``generate`` with one response, ``generate_stream`` with server-sent events.
 
-And ``infer_stream``, which Triton lacks: the request of ``infer``, and any number of v2 responses.
+Also ``infer_stream``, which Triton lacks: a request as for ``infer``, with any number of v2 responses.
 
 Imported at the first request for one of them.
 """
@@ -30,14 +30,14 @@ _Read: TypeAlias = Callable[[HttpStream, CallContext, CompleteRequest], Awaitabl
 
 
 def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
-    """Return the handlers by path template. The head of a request has its model."""
+    """Return the handlers by path template. The request head has the model."""
 
     async def generate(request: CompleteRequest) -> WholeResponse | ResponseStream:
         try:
             call = await _submit(context, streams, request, _read_flat)
             try:
                 response = await _only(call)
-                if isinstance(response, ModserveError):  # not raised: its traceback would have what has it
+                if isinstance(response, ModserveError):  # not raised: its traceback would refer to its owner
                     return _failure(context, request, response)
                 if offload.is_long_response(response, call.response_form, call.limits):
                     body = await offload.on_thread(codec.encode, response)
@@ -73,7 +73,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 async def _submit(context: CallContext, streams: Streams, request: CompleteRequest, read: _Read) -> HttpStream:
-    """Return the call of a request, which its model has accepted. Raises what is wrong with it."""
+    """Return the call of a request that its model has accepted. Raises the reason if the request is refused."""
     head = request.head
     version = head.model_version
     if head.version_label:
@@ -88,7 +88,7 @@ async def _submit(context: CallContext, streams: Streams, request: CompleteReque
 
 
 async def _read_flat(call: HttpStream, context: CallContext, request: CompleteRequest) -> InferenceRequest:
-    """Read the request of a flat JSON object."""
+    """Read a request from a flat JSON object."""
     head, body, max_json = request.head, request.body, context.max_json
     coding = head.content_encoding
     codec.check_encoding(None if coding is None else coding.decode("latin-1"))
@@ -103,7 +103,7 @@ async def _read_flat(call: HttpStream, context: CallContext, request: CompleteRe
 
 
 async def _read_tensors(call: HttpStream, context: CallContext, request: CompleteRequest) -> InferenceRequest:
-    """Read the request as ``infer`` does."""
+    """Read a request in the format of ``infer``."""
     head, limits, config, version = request.head, context.limits, call.servable.config, call.version
     body: bytes | Inflater = request.body
     if head.content_encoding is not None:
@@ -116,18 +116,18 @@ async def _read_tensors(call: HttpStream, context: CallContext, request: Complet
         decoded, response_form = read_request(
             config, version, head, body, length, context.max_json, call.now_ns, context.heads, call.lend
         )
-    call.response_form = replace(response_form, all_binary=False, binary=frozenset())  # there is only JSON
+    call.response_form = replace(response_form, all_binary=False, binary=frozenset())  # responses are JSON only
     return decoded
 
 
 def _decode_long(call: HttpStream, version: int | None, body: bytes, max_json: int) -> InferenceRequest:
-    """Decode the request on a thread, with memory for what it becomes."""
+    """Decode the request on a thread, and reserve memory for the result."""
     call.borrow().take(limits.estimate_size(body))
     return codec.decode(call.servable.config, version, body, max_json)
 
 
 async def _only(call: HttpStream) -> InferenceResponse | ModserveError:
-    """Return the one response, or the first failure. Raises INVALID_ARG for any other number of responses."""
+    """Return the only response, or the first failure. Raises INVALID_ARG for any other number of responses."""
     held: InferenceResponse | None = None
     final = False
     while not final:
@@ -162,7 +162,7 @@ def _tensors_encoder(call: HttpStream, timed: bool) -> Encode:
 
 def _failure(context: CallContext, request: CompleteRequest, error: ModserveError) -> WholeResponse:
     head, status = request.head, failures.spelling(error).http
-    if error.code is not Code.CANCELLED:  # nobody waits for the response
+    if error.code is not Code.CANCELLED:  # the client has disconnected
         log, note = context.server.failure_log, request.note
         log.record("HTTP", head.model, head.model_version, "", status, error.message, note.request_id, note.origin)
     return WholeResponse(infer_response.encode_error(error), status, tuple(failures.headers(error).items()))

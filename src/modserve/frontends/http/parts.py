@@ -1,4 +1,4 @@
-"""Execution of several inferences for one body, a limited number at a time."""
+"""Concurrent execution of several inferences for one request body, up to a limit."""
 
 import asyncio
 import contextvars
@@ -20,10 +20,10 @@ from .exchange import CompleteRequest
 
 
 class Parts:
-    """The inferences of a request that came at `now_ns`, by a servable that is borrowed; `outputs` are all for none.
+    """Inferences of a request that arrived at `now_ns`, on a borrowed servable. Empty `outputs` request all outputs.
 
-    `cost` is that of the inference that ended last; empty unless responses say it. Raises INVALID_ARG for headers that
-    are wrong.
+    `cost`: cost of the inference that ended last; empty unless responses report it. Raises INVALID_ARG for invalid
+    headers.
     """
 
     __slots__ = (
@@ -57,9 +57,9 @@ class Parts:
         outputs: tuple[str, ...] = (),
     ) -> None:
         self._caller = contextvars.copy_context()
-        """Context with the caller. An engine says in another context that an inference is over."""
+        """Context with the caller. The engine completes inferences in another context."""
         self._server = context.server
-        self._tenant = context.server.tenant  # nobody knows later who calls
+        self._tenant = context.server.tenant  # the caller is not known in later contexts
         self._most = context.limits.parts
         self._timed = context.server_timing
         self._request = request
@@ -83,10 +83,9 @@ class Parts:
         rows: int,
         tokens: int = 0,
     ) -> list[Any]:
-        """Run the inferences. Returns what `finish` makes of each response and its number, in order, on the event loop.
+        """Run the inferences. Return the results of `finish`, called on the event loop with each response and index.
 
-        A tenant pays for one request with these `rows` and `tokens`. Raises the first failure; the other inferences
-        are cancelled.
+        A tenant pays for one request with these `rows` and `tokens`. Raises the first failure and cancels the others.
         """
         self._waiting, self._finish = enumerate(inputs), finish
         self._end = asyncio.get_running_loop().create_future()
@@ -119,7 +118,7 @@ class Parts:
         try:
             if failure is not None:
                 raise failure
-        finally:  # its traceback has this frame
+        finally:  # the failure's traceback refers to this frame
             del failure
 
     def _begin_first(self) -> None:
@@ -144,14 +143,14 @@ class Parts:
         return True
 
     def on_outcome(self, part: "_Part", outcome: InferenceResponse | ModserveError) -> None:
-        """Take the outcome of an inference."""
+        """Handle the outcome of an inference."""
         finish = self._finish
         if finish is None:
             return
         self._running.discard(part)
         if self._timed:
             self.cost = part.cost
-        part.on_sending()  # how long that takes is not seen from here
+        part.on_sending()  # the time for sending is unknown here
         part.on_sent()
         part.close()
         try:
@@ -182,7 +181,7 @@ class _Part(InferenceCall):
         self.index = index
 
     def accept(self, request: InferenceRequest) -> Inflight:
-        """Return the inflight request without counting it: the call as a whole is counted."""
+        """Return the inflight request without counting it: the whole call is counted as one."""
         return self._submit(request)
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:

@@ -1,4 +1,4 @@
-"""A page for browsers in one answer, with its style and its script, that needs nothing from elsewhere."""
+"""A self-contained page for browsers: one response with its style and script."""
 
 import base64
 import hashlib
@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Final, NamedTuple
 
 _PARTS: Final = "page_parts.js"
-"""The script that begins every page's."""
+"""Script with which every page's script begins."""
 
 
 class PageResponse(NamedTuple):
@@ -16,10 +16,10 @@ class PageResponse(NamedTuple):
 
 
 def single_page(package: str, name: str, scripts: Sequence[str]) -> PageResponse:
-    """Return the page of the files in `package`: ``<name>.html`` and ``<name>.css``, and the scripts in their order.
+    """Return the page from files in `package`: ``<name>.html``, ``<name>.css``, and `scripts` in order.
 
-    Names of models and texts of failures are others': nothing runs but the page's own script, which asks this server
-    only. Pictures are those that it draws itself, of a model's outputs.
+    Model names and failure texts are untrusted: only the page's own script may run, and contact only this server.
+    Images are limited to the script's own drawings of a model's outputs.
     """
     files = resources.files(package)
 

@@ -1,4 +1,4 @@
-"""Calls whose response is a stream: one request, and its outcomes as they come."""
+"""Streaming calls: one request with outcomes sent as they arrive."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from .exchange import RequestInfo
 
 
 class HttpStream(InferenceCall):
-    """A call over HTTP with any number of responses, which `next` returns in their order."""
+    """A call over HTTP with any number of responses, which `next` returns in order."""
 
     __slots__ = (
         "_arrival",
@@ -42,10 +42,10 @@ class HttpStream(InferenceCall):
         self._waiting: asyncio.Future[None] | None = None
         self._unsent = False
         self.keeps_outcomes = False
-        """Flag for readers that keep the outcomes: these count as memory until the call is closed."""
+        """True if the reader keeps outcomes; they then count as memory until the call is closed."""
         self._kept = 0
         self.permit: SharedPermit | None = None
-        """Permit of a call that counts as one with others."""
+        """Permit shared with other calls, which count as one."""
         self.on_close: Callable[[], None] | None = None
         """Callback for the end of the call, called once."""
         streams.open.add(self)
@@ -56,15 +56,15 @@ class HttpStream(InferenceCall):
         return len(self._queue) > 0
 
     def listen(self, arrival: Callable[[], None]) -> None:
-        """Call `arrival` for each outcome that has come, and for each that comes."""
+        """Call `arrival` for each outcome: those already received, and later ones."""
         self._arrival = arrival
         for _ in range(len(self._queue)):
             arrival()
 
     def take(self) -> tuple[Outcome, bool]:
-        """Return the next outcome, which has come, and whether it is the last.
+        """Return the next available outcome, and whether it is the last.
 
-        With `keeps_outcomes`, a `MemoryExhaustedError` when the server has no room for another one.
+        With `keeps_outcomes`, a `MemoryExhaustedError` when the server has no memory for another outcome.
         """
         self.acknowledge()
         self._unsent = True
@@ -78,13 +78,13 @@ class HttpStream(InferenceCall):
         return outcome, final
 
     def acknowledge(self) -> None:
-        """Note that the outcome taken last has been sent: the model may go on."""
+        """Confirm that the last outcome has been sent; the model may continue."""
         if self._unsent:
             self._unsent = False
             self._queue.on_first_sent(self.inflight)
 
     async def next(self) -> tuple[Outcome, bool]:
-        """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
+        """Wait for the next outcome and return it. Waiting confirms that the previous one has been sent."""
         self.acknowledge()
         while not self.ready:
             self._waiting = asyncio.get_running_loop().create_future()
@@ -102,18 +102,18 @@ class HttpStream(InferenceCall):
                 waiting.set_result(None)
 
     def on_part_sent(self) -> None:
-        """Note that a part of an outcome has been sent."""
+        """Confirm that a part of an outcome has been sent."""
         if self.inflight is not None:
             self.inflight.on_progress()
 
     def cut(self) -> None:
-        """End the call after the outcomes that have come; later ones are not wanted."""
+        """End the call after the outcomes received so far; later ones are discarded."""
         self.settle(None, True)
         if self.inflight is not None:
             self.inflight.cancel()
 
     def end(self, error: ModserveError) -> None:
-        """Report `error` in place of all that is still to come."""
+        """Report `error` instead of any further outcomes."""
         self.settle(error, True)
         if self.inflight is not None:
             self.inflight.cancel()
@@ -131,7 +131,7 @@ class HttpStream(InferenceCall):
         if self.on_close is not None:
             self.on_close()
             self.on_close = None
-        self._arrival = None  # which leads back here
+        self._arrival = None  # breaks a reference cycle
         super().close()
         self._queue.close()
         kept, self._kept = self._kept, 0
@@ -139,7 +139,7 @@ class HttpStream(InferenceCall):
 
 
 class Streams:
-    """The calls that are open."""
+    """Open streaming calls."""
 
     def __init__(self, server: Server, limits: LoopLimits) -> None:
         self.server = server
@@ -147,10 +147,9 @@ class Streams:
         self.open: set[HttpStream] = set()
 
     def begin(self, note: RequestInfo, trace: TraceHeaders | None, model: str, version: int | None) -> HttpStream:
-        """Begin a call whose request is still to be read and submitted, by its model even if that is replaced
-        meanwhile.
+        """Begin a call with a request yet to be read; the current version serves it even if it is replaced meanwhile.
 
-        The caller closes it, however it ends.
+        The caller must close it.
         """
         call = HttpStream(self, model, version)
         note.add_call(call)
@@ -163,6 +162,6 @@ class Streams:
         return call
 
     def stop(self) -> None:
-        """End the open streams with an error: the server's time is up."""
+        """End open streams with an error: the server's time to stop is up."""
         for call in list(self.open):
             call.end(unavailable("the server stopped before the request was answered to its end"))

@@ -1,10 +1,10 @@
-"""Header blocks decoded as they come (RFC 7541), and the table that they fill.
+"""Incremental decoder of header blocks (RFC 7541), with its dynamic table.
 
-Clients index what repeats, so that most fields of a request are found in the tables, already understood. What a client
-sends in full each time, in Huffman's code and without indexing it, is remembered field by field.
+Clients index repeated fields, so most fields of a request are found in the tables, already interpreted. Literals that a
+client sends without indexing, in Huffman code, are cached field by field.
 
-A block with more or longer fields than anybody reads is gone through to its end all the same: what it does to the table
-counts for the blocks behind it. Its further fields are not kept, and what enters no table is not decoded either.
+A block with too many or too long fields is still processed to its end, because it changes the dynamic table for later
+blocks. Its further fields are dropped, without decoding unless they enter a table.
 """
 
 from typing import Final, final
@@ -14,29 +14,29 @@ from .frames import COMPRESSION_ERROR, Http2Error
 from .huffman import HuffmanError, decode
 
 _LONG: Final = 16 * 1024
-"""Bytes of a text, as it comes, that no table of ours has room for, whatever its coding: no symbol has more than 30
-bits. It is not collected."""
+"""Encoded size in bytes above which a text fits no table of ours, in any coding: no symbol has more than 30 bits. Such
+a text is not collected."""
 
 _DIGITS: Final = 5
-"""Bytes of a number behind its first."""
+"""Maximum number of continuation bytes of an integer."""
 
 _STATIC_FIELDS: Final = 61
 
 _REMEMBERED: Final = 64
-"""Names, and fields in Huffman's code, that are remembered of a connection's literals; then all are forgotten."""
+"""Number of cached names, and of cached literals in Huffman code, per connection; a full cache is cleared."""
 _LONGEST_REMEMBERED: Final = 128
-"""Bytes of one, as it comes."""
+"""Encoded size in bytes of the longest cached entry."""
 
 _GONE: Final = HeaderField(Name(b"", 0), b"")
 _NO_FIELDS: Final[list[HeaderField]] = []
 
 
 class IncompleteError(Exception):
-    """Incomplete field: the rest of it has not come."""
+    """A field that has not arrived completely."""
 
 
 def unreadable(reason: str) -> Http2Error:
-    # Nothing of what was sent, which may be long, and secret.
+    # Without the received bytes, which may be long and secret.
     return Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {reason}")
 
 
@@ -45,14 +45,14 @@ class DynamicTable:
     """The dynamic table of one direction of a connection (RFC 7541, section 2.3.2)."""
 
     def __init__(self, most: int, names: FieldNames = HTTP_NAMES) -> None:
-        """`most`: bytes that it may have at any time."""
+        """`most`: maximum size of the table in bytes."""
         self.names = names
         self._static = names.static
         self._most = most
         self._room = most
         self._size = 0
         self._entries: list[HeaderField] = []
-        """The newest is the last; those before `_first` have left the table."""
+        """Entries, newest last; entries before `_first` have been evicted."""
         self._first = 0
 
     def field(self, number: int) -> HeaderField:
@@ -75,7 +75,7 @@ class DynamicTable:
             self._shrink()
 
     def clear(self) -> None:
-        """Empty the table, as a field larger than the table does."""
+        """Empty the table; adding a field larger than the table does so."""
         self._entries = []
         self._size = self._first = 0
 
@@ -101,28 +101,28 @@ class DynamicTable:
 class BlockDecoder:
     """Decoder of a connection's blocks, one after the other: `begin`, `feed` with each part, `end`.
 
-    What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
-    behind which the field's value follows if the text is its name.
+    `_rest`: received bytes of an incomplete field. `_skipped`: bytes of a long text that are still to come; if the text
+    is a field's name, its value follows.
     """
 
     def __init__(self, table: DynamicTable, most: int) -> None:
-        """`most`: bytes that the fields of a block may have that are kept."""
+        """`most`: maximum size in bytes of the fields kept from a block."""
         self._table = table
         self._most = most
         self._names: dict[bytes, Name] = {}
-        """Names by their texts with lengths, as they come."""
+        """Names by encoded text, including its length."""
         self._literals: dict[bytes, HeaderField] = {}
-        """Fields by all bytes of one that names none of the dynamic table."""
+        """Literals by encoded bytes, except literals with a name from the dynamic table."""
         self._fields = _NO_FIELDS
         self.size = 0
-        """Bytes of all fields of the block; of dropped fields, as they come."""
+        """Size of all fields of the block in bytes; dropped fields count in encoded form."""
         self.cut = False
-        """The block has more fields than are kept."""
+        """True if fields of the block were dropped."""
         self._rest = b""
         self._skipped = 0
         self._value_follows = False
         self._indexed = False
-        """The field whose value follows enters the table."""
+        """True if the field of the value that follows enters the table."""
 
     def decode(self, block: bytes) -> list[HeaderField]:
         """Return the fields of a whole block. Raises `Http2Error`."""
@@ -169,9 +169,9 @@ class BlockDecoder:
         return fields
 
     def _field(self, data: bytes, at: int, first: int) -> int:
-        """Read the literal that begins at `at`, or the size of a table; where it ends.
+        """Read the literal or table size update at `at`; return where it ends.
 
-        Raises `IncompleteError` or IndexError, and has done nothing.
+        Raises `IncompleteError` or IndexError, without side effects.
         """
         if first & 0xE0 == 0x20:
             if self.size:
@@ -193,7 +193,7 @@ class BlockDecoder:
                 return self._skip(data, at, name_size, indexed, name=True)
             at += name_size
         name_end = at
-        size, coded, at = _text(data, at)  # which fails if the name is not complete
+        size, coded, at = _text(data, at)  # raises if the name is incomplete
         if size > _LONG:
             return self._skip(data, at, size, indexed, name=False)
         end = at + size
@@ -222,7 +222,7 @@ class BlockDecoder:
         return end
 
     def _name(self, data: bytes, size: int, coded: bool) -> Name:
-        """Return the name whose text is the last `size` bytes of `data`."""
+        """Return the name in the last `size` bytes of `data`."""
         name = self._names.get(data)
         if name is None:
             text = data[len(data) - size :]
@@ -234,7 +234,7 @@ class BlockDecoder:
         return name
 
     def _value(self, data: bytes, at: int) -> int:
-        """Skip the value of a field whose name was too long."""
+        """Skip the value of a field with an oversized name."""
         length, _, at = _text(data, at)
         if length > _LONG:
             return self._skip(data, at, length, self._indexed, name=False)
@@ -244,7 +244,7 @@ class BlockDecoder:
         return at + length
 
     def _skip(self, data: bytes, at: int, length: int, indexed: bool, name: bool) -> int:
-        """Skip a text that no table has room for."""
+        """Skip a text too long for any table."""
         self._count_skipped(length, indexed, name)
         here = min(length, len(data) - at)
         self._skipped = length - here
@@ -266,7 +266,7 @@ class BlockDecoder:
 
 
 def _integer(data: bytes, at: int, most: int) -> tuple[int, int]:
-    """Return the number that begins at `at` and fills the bits of `most` first (RFC 7541, section 5.1), and its end."""
+    """Return the integer at `at` with the prefix mask `most` (RFC 7541, section 5.1), and its end."""
     number = data[at] & most
     at += 1
     if number < most:
@@ -284,7 +284,7 @@ def _integer(data: bytes, at: int, most: int) -> tuple[int, int]:
 
 
 def _text(data: bytes, at: int) -> tuple[int, bool, int]:
-    """Return the length of the text whose head is at `at`, whether it is in Huffman's code, and its beginning."""
+    """Return length, Huffman flag and beginning of the text with its header at `at`."""
     coded = data[at] & 0x80 != 0
     length, at = _integer(data, at, 0x7F)
     return length, coded, at

@@ -1,6 +1,6 @@
-"""Header fields that are understood when they are first read: what the name means, and whether a request may have it.
+"""Header fields, interpreted when first read: the meaning of the name, and whether requests may have the field.
 
-Fields of the tables (RFC 7541, section 2.3) are judged once, however often a client names them by their number.
+Fields of the tables (RFC 7541, section 2.3) are checked once, however often a client refers to them.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ except (ImportError, AttributeError, LookupError, TypeError, ValueError) as erro
 FIELD_COST: Final = 32
 """Cost of a field besides its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
 
-# Kinds of fields. Those of the fields that stand for a request line are bits; any other is larger.
+# Kinds of fields. The pseudo-header fields of a request line are bits; other kinds are larger.
 METHOD: Final = 1
 SCHEME: Final = 2
 PATH: Final = 4
@@ -37,7 +37,7 @@ WRONG: Final = 17
 CONTENT_LENGTH: Final = 18
 _TE: Final = 19
 OWN: Final = 32
-"""The first of the kinds that a protocol above HTTP/2 gives to names."""
+"""The first kind for names that belong to a protocol above HTTP/2."""
 
 _KINDS: Final = {
     b":method": METHOD,
@@ -71,9 +71,9 @@ class Name:
 
 @final
 class HeaderField:
-    """A header field and its kind, which is the name's, or `WRONG` for a value that no request may have.
+    """A header field with its kind: that of the name, or `WRONG` for a value that requests must not have.
 
-    `meaning` is for the protocol above HTTP/2: what it has made of the value, so that it need not do so again.
+    `meaning`: the value as interpreted by the protocol above HTTP/2, which then need not do so again.
     """
 
     __slots__ = ("kind", "meaning", "name", "size", "value")
@@ -97,10 +97,10 @@ class HeaderField:
 
 @final
 class FieldNames:
-    """The names that mean something to a port, and the static table with their kinds."""
+    """Names with a meaning for a port, and the static table with their kinds."""
 
     def __init__(self, own: Mapping[bytes, int]) -> None:
-        """`own`: names that mean something to the protocol above HTTP/2, with kinds from `OWN` on."""
+        """`own`: names with a meaning for the protocol above HTTP/2, with kinds from `OWN` on."""
         self._kinds = {**_KINDS, **own}
         self.static = [HeaderField(self.name(name), value) for name, value in _STATIC]
 

@@ -1,10 +1,10 @@
-"""Bytes of a client → frames (RFC 9113, sections 4 and 6), without I/O.
+"""Parses a client's bytes into frames (RFC 9113, sections 4 and 6), without I/O.
 
-DATA is handed over piece by piece as it comes, and so is a header block that is long or in several frames. Of any other
-frame that is not complete the beginning is kept, in `_rest`. The other state:
+DATA is delivered as it arrives, and so is a header block that is long or split over frames. The beginning of any other
+incomplete frame is kept in `_rest`. Further state:
 
-- `_left` bytes of a frame of the kind `_kind` are still to come. The last `_padding` of them mean nothing.
-- `_block` is the stream whose header block has begun and not ended; until then no other frame may come.
+- `_left`: bytes of a frame of the kind `_kind` that are still to come. The last `_padding` of them are padding.
+- `_block`: stream of an unfinished header block; until its end no other frame may arrive.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +41,7 @@ from .frames import (
 from .limits import ConnectionLimits
 
 _SIZES: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
-"""Bytes of the frames that have one size."""
+"""Payload sizes in bytes of the frames with a fixed size."""
 
 _OF_STREAMS: Final = frozenset((PRIORITY, RST_STREAM))
 _OF_CONNECTIONS: Final = frozenset((SETTINGS, PING, GOAWAY))
@@ -49,34 +49,34 @@ _OF_CONNECTIONS: Final = frozenset((SETTINGS, PING, GOAWAY))
 _TOO_MUCH_PADDING: Final = "the padding is longer than its frame"
 
 _SLICE: Final = 4 * 1024
-"""Bytes of a long header block between two looks at the work of this turn."""
+"""Bytes of a long header block between checks of the work done in this turn."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameHandler(ABC):
-    """Receiver of the frames in their order. Each method raises `Http2Error` for what ends the connection.
+    """Receiver of the frames, in order. Each method raises `Http2Error` to end the connection.
 
-    What costs more than to read a frame returns how much more, in frames.
+    A method that costs more than parsing a frame returns its extra cost, in frames.
     """
 
     @abstractmethod
     def on_headers(self, number: int, block: bytes, ends: bool) -> int:
-        """Handle a whole header block; the client's side of the stream `ends` with it."""
+        """Handle a whole header block; `ends`: it ends the client's side of the stream."""
 
     @abstractmethod
     def on_block_part(self, number: int, part: bytes, ends: bool, last: bool) -> None:
-        """Handle a part of a header block, which may be the `last`."""
+        """Handle a part of a header block, perhaps the `last`."""
 
     @abstractmethod
     def on_data(self, number: int, length: int, padding: int, data: bytes, start: int, end: int, ends: bool) -> None:
-        """Handle the beginning of DATA of `length` bytes, of which `padding` mean nothing.
+        """Handle the beginning of DATA of `length` bytes, including `padding`.
 
-        The first are `data` from `start` to `end`; the client's side of the stream `ends` with them.
+        The first bytes are `data` from `start` to `end`. `ends`: they end the client's side of the stream.
         """
 
     @abstractmethod
     def on_more_data(self, data: bytes, start: int, end: int, ends: bool) -> None:
-        """Handle a further part of the same frame."""
+        """Handle a further part of the current DATA frame."""
 
     @abstractmethod
     def on_window_update(self, number: int, size: int) -> None: ...
@@ -87,7 +87,7 @@ class FrameHandler(ABC):
 
     @abstractmethod
     def on_noise(self) -> None:
-        """Handle a frame of an unknown kind, or CONTINUATION without bytes."""
+        """Handle a frame of an unknown kind, or an empty CONTINUATION."""
 
 
 @final
@@ -102,25 +102,25 @@ class FrameReader:
         self._rest = b""
         self._greeted = False
         self.settled = False
-        """The client's first SETTINGS have come."""
+        """True once the client's first SETTINGS have arrived."""
         self.too_much = False
-        """True if the frames just read cost as much as one turn of the event loop may, and more wait for the next."""
+        """True if the frames just read used up this turn of the event loop; more frames wait for the next turn."""
         self._kind = 0
         self._left = 0
         self._padding = 0
         self._ends = False
-        """The client's side of the stream ends with this DATA frame."""
+        """True if this DATA frame ends the client's side of the stream."""
         self._block = 0
         self._block_size = 0
         self._block_frames = 0
         self._block_ends = False
-        """The client's side of the stream ends with the header block."""
+        """True if the header block ends the client's side of the stream."""
         self._block_last = False
-        """The frame at hand is its last."""
+        """True if the current frame is the last of the header block."""
 
     @property
     def unfinished(self) -> bool:
-        """True if the rest of a frame or header block has yet to come."""
+        """True if a frame or header block is incomplete."""
         return self._block > 0 or len(self._rest) > 0
 
     @property
@@ -128,9 +128,9 @@ class FrameReader:
         return self._block > 0
 
     def read(self, data: bytes, handler: FrameHandler) -> int:
-        """Hand over the frames that are there, until they are `too_much`; returns their size in bytes.
+        """Deliver the received frames, until they are `too_much`; return their size in bytes.
 
-        Raises `Http2Error` for what ends the connection.
+        Raises `Http2Error` to end the connection.
         """
         if self._rest:
             data = self._rest + data
@@ -204,7 +204,7 @@ class FrameReader:
         return at
 
     def _greet(self, data: bytes) -> int:
-        """Return the end of the client's preface; 0: it is not complete."""
+        """Return the end of the client's preface; 0 if it is incomplete."""
         if data.startswith(PREFACE):
             self._greeted = True
             return len(PREFACE)
@@ -213,7 +213,7 @@ class FrameReader:
         return 0
 
     def _check(self, kind: int, number: int, length: int) -> None:
-        """Check the head of a frame. Raises `Http2Error`."""
+        """Check a frame header. Raises `Http2Error`."""
         wrong_size = length > self._limits.control_frame or length != _SIZES.get(kind, length)
         if wrong_size or (kind == GOAWAY and length < 8):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
@@ -222,10 +222,10 @@ class FrameReader:
         if kind == PUSH_PROMISE:
             raise Http2Error(PROTOCOL_ERROR, "clients cannot push")
 
-    # Frames in parts: each method that begins one returns where its payload does, 0 if too little has come for that.
+    # Partial frames: methods that begin one return where its payload begins, or 0 if too little has arrived for that.
 
     def _begin_data(self, data: bytes, start: int, flags: int, number: int, length: int, handler: FrameHandler) -> int:
-        """Begin to read DATA that is padded, or not complete."""
+        """Begin reading DATA that is padded or incomplete."""
         padding = around = 0
         if flags & PADDED:
             if start >= len(data):
@@ -243,7 +243,7 @@ class FrameReader:
     def _begin_long(
         self, data: bytes, start: int, kind: int, flags: int, number: int, length: int, handler: FrameHandler
     ) -> int:
-        """Begin to read a part of a header block, or a frame of an unknown kind."""
+        """Begin reading a part of a header block, or a frame of an unknown kind."""
         if length > self._longest:
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if kind > CONTINUATION:
@@ -280,7 +280,7 @@ class FrameReader:
         return start + before
 
     def _continue(self, data: bytes, at: int, end: int, handler: FrameHandler) -> None:
-        """Read a further part of the frame at hand."""
+        """Read a further part of the current frame."""
         self._left -= end - at
         stop = max(at, end - max(0, self._padding - self._left))
         if self._kind == DATA:
@@ -296,12 +296,12 @@ class FrameReader:
 
 
 def _before(flags: int) -> int:
-    """Return the bytes between the head of HEADERS and their block."""
+    """Return the number of bytes between the header of HEADERS and their block."""
     return (1 if flags & PADDED else 0) + (5 if flags & WITH_PRIORITY else 0)
 
 
 def _strip_padding(payload: bytes, flags: int) -> bytes:
-    """Return the block of whole HEADERS."""
+    """Return the block of a complete HEADERS payload."""
     start, end = _before(flags), len(payload)
     if flags & PADDED:
         end -= payload[0] if payload else 1

@@ -1,4 +1,4 @@
-"""The frames of HTTP/2 as bytes, and its numbers (RFC 9113, sections 4, 6 and 7)."""
+"""HTTP/2 frames as bytes, and their constants (RFC 9113, sections 4, 6 and 7)."""
 
 from struct import Struct
 from typing import Final
@@ -9,7 +9,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE: Final = 9
 
 HEAD: Final = Struct(">HBBBI")
-"""The length in 16 and 8 bits, the kind, the flags, and the stream with a reserved bit."""
+"""Frame header: the length in 16 and 8 bits, the kind, the flags, and the stream with a reserved bit."""
 _SETTING: Final = Struct(">HI")
 
 # Kinds
@@ -75,7 +75,7 @@ class Http2Error(Exception):
 
 
 def client_error(ending: CloseReason) -> Http2Error:
-    """Return the error that ends a connection whose client has exceeded a limit."""
+    """Return the error that ends a connection after its client exceeded a limit."""
     return Http2Error(ENHANCE_YOUR_CALM, ending.text, ending)
 
 
@@ -94,7 +94,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return names and values in order. Raises `Http2Error` for what is not allowed (RFC 9113, section 6.5.2)."""
+    """Return names and values in order. Raises `Http2Error` for invalid values (RFC 9113, section 6.5.2)."""
     if len(payload) % 6:
         raise Http2Error(FRAME_SIZE_ERROR, "SETTINGS are six bytes each")
     values: list[tuple[int, int]] = [_SETTING.unpack_from(payload, at) for at in range(0, len(payload), 6)]

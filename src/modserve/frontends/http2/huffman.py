@@ -1,7 +1,7 @@
-"""HPACK's Huffman code (RFC 7541, appendix B), read through a table of twelve bits at a time.
+"""Decoder of HPACK's Huffman code (RFC 7541, appendix B), with a table for twelve bits at a time.
 
-Twelve bits hold two of the usual symbols, or one of any but the rarest, whose codes have 13 to 30 bits and are found by
-their length: the code is canonical, so the codes of each length are consecutive numbers.
+Twelve bits hold two common symbols, or one of any except the rarest. Their codes have 13 to 30 bits and are found by
+length: the code is canonical, so codes of the same length are consecutive numbers.
 """
 
 from typing import Final
@@ -12,21 +12,21 @@ from mypy_extensions import i64
 _WINDOW: Final = 12
 _LONGEST: Final = 30
 _END_OF_TEXT: Final = 256
-_ONES: Final = (1 << 62) - 1  # shifted to the right: in mypyc's C, a plain 1 that is shifted to the left has 32 bits
+_ONES: Final = (1 << 62) - 1  # shifted right: in mypyc's C, a plain 1 shifted left has 32 bits
 
 
 class HuffmanError(ValueError):
-    """Bytes that are no text in this code."""
+    """Bytes that are not valid in this code."""
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """Return the symbols by the length and the number of their codes."""
+    """Return symbols by the length and number of their codes."""
     pairs = zip(REQUEST_CODES_LENGTH, REQUEST_CODES, strict=True)
     return {(length, code): symbol for symbol, (length, code) in enumerate(pairs)}
 
 
 def _symbol(codes: dict[tuple[int, int], int], bits: int, count: int) -> tuple[int, int]:
-    """Return the first symbol in `count` bits, and its length; -1 and 0 if they hold none."""
+    """Return the first symbol in `count` bits and its length; -1 and 0 without one."""
     for length in range(1, count + 1):
         symbol = codes.get((length, bits >> (count - length)))
         if symbol is not None:
@@ -35,7 +35,7 @@ def _symbol(codes: dict[tuple[int, int], int], bits: int, count: int) -> tuple[i
 
 
 def _tables() -> tuple[list[bytes], bytes, bytes]:
-    """Return, for each window, its one or two symbols, their bits, and those of the first; no bits for longer codes."""
+    """Return for each window its one or two symbols, their bits, and the bits of the first; 0 bits for longer codes."""
     codes = _codes()
     texts: list[bytes] = []
     known: dict[bytes, bytes] = {}
@@ -54,7 +54,7 @@ def _tables() -> tuple[list[bytes], bytes, bytes]:
 
 
 def _long_codes() -> tuple[list[int], list[int], list[int]]:
-    """Return by length: the number behind the last code, that code's index among `symbols`; and these, in order."""
+    """Return by length the number after the last code and its symbol's index; and the symbols, in order of code."""
     ordered = sorted(_codes().items())
     behind, last = [0] * (_LONGEST + 1), [0] * (_LONGEST + 1)
     for index, ((length, code), _) in enumerate(ordered):
@@ -67,11 +67,11 @@ _BEHIND, _LAST, _SYMBOLS = _long_codes()
 
 
 def decode(data: bytes) -> bytes:
-    """Decode a text. Raises `HuffmanError` for the symbol of the end, and for padding that is not up to seven ones."""
+    """Decode a text. Raises `HuffmanError` for the end symbol, and for padding other than up to seven ones."""
     texts, lengths = _TEXTS, _LENGTHS
     parts: list[bytes] = []
     bits: i64 = 0
-    count: i64 = 0  # of the bits that are left
+    count: i64 = 0  # remaining bits
     at: i64 = 0
     end: i64 = len(data)
     while True:
@@ -105,7 +105,7 @@ def decode(data: bytes) -> bytes:
 
 
 def _long_symbol(bits: i64, count: i64) -> tuple[bytes, i64]:
-    """Return the symbol at the beginning of `count` bits whose code is longer than the window, and its length."""
+    """Return the first symbol of `count` bits with a code longer than the window, and its length."""
     for length in range(_WINDOW + 1, min(_LONGEST, int(count)) + 1):
         before: i64 = _BEHIND[length] - 1 - (bits >> (count - length))
         if before >= 0:

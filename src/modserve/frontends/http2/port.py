@@ -1,4 +1,4 @@
-"""Shared state of a port's connections: limits, policies, the clock, and the writing at the end of a turn."""
+"""Shared state of a port's connections: limits, policies, clock, and flushing at the end of a turn."""
 
 import asyncio
 import logging
@@ -29,41 +29,41 @@ _log = logging.getLogger(__name__)
 
 
 _JITTER: Final = 0.1
-"""Part of its age by which a connection's end varies, so that connections made together do not end together."""
+"""Relative variation of connections' ages, so that connections made together do not end together."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PortConnection(ABC):
-    """A connection as its port sees it."""
+    """A connection's interface for its port."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
-        """Open streams by their number."""
+        """Open streams by number."""
 
     @abstractmethod
     def check(self, now: float, passed: float) -> None:
-        """Look for what takes too long; `passed` is the time since the last look."""
+        """Check time limits; `passed` is the time since the last check."""
 
     @abstractmethod
     def go_away(self) -> None:
-        """Let what is under way finish, and then close (RFC 9113, section 6.8)."""
+        """Send GOAWAY: finish current streams, and then close (RFC 9113, section 6.8)."""
 
     @abstractmethod
     def close_when_done(self) -> None:
-        """Let the streams that are under way now finish, and then close."""
+        """Finish current streams, and then close."""
 
     @abstractmethod
     def abort(self) -> None:
-        """End it without another byte."""
+        """Close the connection without sending anything."""
 
     @abstractmethod
     def drop(self, ending: CloseReason) -> None:
-        """End it without another byte, and count why."""
+        """Close the connection without sending anything, and count the reason."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Http2Port:
-    """An HTTP/2 port. A subclass defines the meaning of requests."""
+    """An HTTP/2 port. Subclasses interpret the requests."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Http2Port:
         spread: Callable[[], float] = random.random,
         names: FieldNames = HTTP_NAMES,
     ) -> None:
-        """`names`: of fields that mean something here."""
+        """`names`: header fields with a meaning for this port."""
         self.names = names
         self.loop = loop
         self.turn = turn_of(loop)
@@ -86,41 +86,40 @@ class Http2Port:
         self.idle.set()
         self.clock = TickClock(loop.time())
         self._unaware = 0
-        """Connections whose clients have not confirmed that they go elsewhere."""
+        """Number of connections with clients that have not confirmed the GOAWAY."""
         self._all_aware = asyncio.Event()
         self.greeting = frames.settings(make_settings(limits)) + frames.window_update(
             0, limits.connection_window - frames.DEFAULT_WINDOW
         )
         self.last_descriptor = 0
-        """Highest descriptor for connections; the rest is for other ports. 0: any may be theirs."""
+        """Highest descriptor for connections; higher ones are for other ports. 0: no limit."""
         self.endings = dict.fromkeys(REASONS, 0)
-        """Connections that the server has ended before their time, by the reason."""
+        """Connections closed early by the server, by reason."""
         self._places: ConnectionPlaces[PortConnection] = ConnectionPlaces()
         self._turned_away = LogInterval()
         self._cut_off = LogInterval()
         self._unflushed: list[StreamSender] = []
         self._ticking = PeriodicTask("grpc_timeouts", self.policies.tick, self.tick)
 
-    # What a subclass does
+    # For subclasses
 
     def understand(self, fields: list[HeaderField], size: int) -> Head:
-        """Read a head. `size`: bytes of the whole list, of which `fields` may be the beginning. Raises
-        `MalformedError`."""
+        """Parse a head. `size`: size of the whole list, of which `fields` may be the start. Raises `MalformedError`."""
         return Head(fields, size)
 
     def open(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> Stream:
-        """Return the stream that a client has opened."""
+        """Return a new stream, opened by a client."""
         raise NotImplementedError
 
     def count_unsent(self, change: int) -> None:
-        """Count a change of the bytes that wait in transports for clients that do not read."""
+        """Count a change of the bytes held by transports for clients that do not read."""
 
-    # What it does
+    # For connections
 
     def add_connection(self, connection: PortConnection, peer: object, descriptor: int) -> bool:
-        """Add a connection. True if there is room; if descriptors are few, an address with more of them loses one.
+        """Add a connection if there is room; when descriptors are few, an address with more connections loses one.
 
-        Refusals get into the log, from time to time.
+        Refusals are logged from time to time.
         """
         self._places.add(connection, peer)
         if self.last_descriptor and descriptor > self.last_descriptor:
@@ -142,7 +141,7 @@ class Http2Port:
             self.idle.set()
 
     async def say_goodbye(self, seconds: float) -> None:
-        """Tell all clients to go elsewhere; returns when they have confirmed it, or after `seconds`."""
+        """Send GOAWAY to all clients; return when they have confirmed it, or after `seconds`."""
         self._all_aware.clear()
         for connection in list(self.connections):
             connection.go_away()
@@ -152,11 +151,11 @@ class Http2Port:
                     await self._all_aware.wait()
 
     def await_goodbye(self) -> None:
-        """Count a client that has been told to go elsewhere."""
+        """Count a client with an unconfirmed GOAWAY."""
         self._unaware += 1
 
     def confirm_goodbye(self) -> None:
-        """Note that a client has confirmed it, or is lost."""
+        """Note that a client has confirmed the GOAWAY, or is lost."""
         self._unaware -= 1
         if not self._unaware:
             self._all_aware.set()
@@ -172,7 +171,7 @@ class Http2Port:
             )
 
     def count_end(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
-        """Count a connection that the server ends. Clients that passed a limit are logged, from time to time."""
+        """Count a connection closed by the server. Clients that exceeded a limit are logged from time to time."""
         self.endings[ending.reason] += 1
         if not ending.limit:
             return
@@ -188,12 +187,12 @@ class Http2Port:
             )
 
     def end_time(self) -> float:
-        """Return the time at which a connection made now is told to end; 0: never."""
+        """Return the time at which a new connection gets its GOAWAY; 0 for never."""
         age = self.policies.age
         return self.loop.time() + age * (1 - _JITTER + 2 * _JITTER * self.spread()) if age else 0.0
 
     def flush_later(self, sender: StreamSender) -> None:
-        """Write what the connection has to say when this turn of the event loop is over."""
+        """Flush the sender at the end of this turn of the event loop."""
         if not self._unflushed:
             self.loop.call_soon(self._flush)
         self._unflushed.append(sender)
@@ -209,7 +208,7 @@ class Http2Port:
         for sender in unflushed:
             try:
                 sender.flush_in_turn()
-            except Exception:  # others have something to say as well
+            except Exception:  # other connections have output as well
                 _log.exception("a gRPC connection is dropped, since it could not be written to, unforeseen")
                 sender.drop(INTERNAL)
 
@@ -219,7 +218,7 @@ class Http2Port:
         for connection in list(self.connections):
             try:
                 connection.check(now, passed)
-            except Exception as error:  # others have time that passes as well
+            except Exception as error:  # other connections have time limits, too
                 count_failure(self._ticking.name, error)
                 connection.drop(INTERNAL)
 
@@ -231,7 +230,7 @@ def _address(peer: object) -> str:
 
 
 def make_settings(limits: ConnectionLimits) -> dict[int, int]:
-    """Return the settings that clients are told."""
+    """Return the settings sent to clients."""
     values = {
         frames.HEADER_TABLE_SIZE: limits.table,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window,

@@ -1,10 +1,10 @@
-"""The sending side of a connection: one write for all that a turn of the event loop has to say.
+"""The sending side of a connection: one write for all output of a turn of the event loop.
 
-- What the `FrameWriter` holds goes to the transport with the next `flush`. The receiving side flushes when it has read
-  everything; otherwise the port does, at the end of the turn.
-- Headers and acknowledgements go out as they come. Bodies go by the windows of their stream and of the connection, and
-  only while the client takes what is written: until then they wait in their stream.
-- `_sendable` has the streams with something to send that their own window allows.
+- The `FrameWriter` collects output until `flush`. The receiving side flushes when it has read everything; otherwise the
+  port does, at the end of the turn.
+- Headers and acknowledgements are sent at once. Bodies wait in their stream for its window, for the connection's
+  window, and for the client to read earlier output.
+- `_sendable` has the streams with pending data that their own window allows.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from .stream import Chunk, Stream, StreamSender
 from .windows import Windows
 
 _JOINED: Final = 32 * 1024
-"""Bytes up to which chunks are joined to one; longer ones are handed over as they are."""
+"""Size in bytes up to which chunks are joined; longer ones are passed on unchanged."""
 
 _LONG_PARTS: Final = 4 * 1024
-"""Bytes of a chunk, on the average, that makes it not worth while to look for neighbours to join."""
+"""Average chunk size in bytes from which joining does not pay."""
 
 _AT_ONCE: Final = 1024 * 1024
-"""Bytes of bodies between two looks whether the client takes them."""
+"""Bytes of bodies between checks of whether the client reads them."""
 
 _WORTH: Final = 1024
-"""Bytes of a frame that makes up for frames of the client, as the end of a message does: it may not open its windows
+"""Bytes of a frame that pay for frames of the client, as the end of a message does: clients must not open their windows
 byte by byte."""
 
 _TURN: Final = 4096 * 1024
-"""Bytes of bodies in one turn of the event loop: up to a millisecond."""
+"""Bytes of bodies per turn of the event loop: up to a millisecond."""
 
 _SHARE: Final = 64 * 1024
 """Bytes of one body before the next stream's turn, if there is one."""
@@ -45,34 +45,34 @@ _SHARE: Final = 64 * 1024
 
 @final
 class Sender(StreamSender):
-    """Output of one connection. Streams that are over are removed from the table `streams`."""
+    """Output of one connection. Removes finished streams from the table `streams`."""
 
     def __init__(self, port: Http2Port, streams: dict[int, Stream], windows: Windows, budgets: Budgets) -> None:
         super().__init__(port.clock, port.limits.stream_window // 2)
         self.transport: asyncio.Transport | None = None
         self.writer = FrameWriter()
         self.closing = False
-        """The connection ends when its streams have."""
+        """True if the connection closes after its last stream."""
         self.moved = port.clock.seconds
-        """Time at which the client last took something, while `paused`."""
+        """Time of the client's last read, while `paused`."""
         self.sent = 0
-        """Number of times that headers or data were sent."""
+        """Number of writes of headers or data."""
         self.ready: list[Stream] = []
-        """Streams that begin when what has come has been read."""
+        """Streams that begin once all received data has been read."""
         self._port = port
         self._streams = streams
         self._windows = windows
         self._budgets = budgets
         self._held_back = False
-        """True if `flush` is certain to be called."""
+        """True if a `flush` is certain to follow."""
         self._scheduled = False
-        """True if the port will flush it at the end of this turn: once, however often it is flushed before."""
+        """True if the port will flush at the end of this turn."""
         self._acknowledgements = 0
-        """Bytes of them since the client stopped reading."""
+        """Bytes of acknowledgements since the client stopped reading."""
         self._unwritten = 0
-        """Bytes that the transport held when the client stopped reading."""
+        """Bytes held by the transport when the client stopped reading."""
         self._unsent = 0
-        """Bytes that the transport held when it was last seen."""
+        """Bytes held by the transport at the last check."""
         self._sendable: deque[Stream] | None = None
         self._watched: set[Stream] = set()
         self._certificate: Credentials | None = None
@@ -106,7 +106,7 @@ class Sender(StreamSender):
     def respond(
         self, stream: Stream, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """Send one piece of bytes, if nothing holds it back.
+        """Send a response in one piece, if nothing prevents that.
 
         In parts, a unary inference takes 1.3 times the CPU time (`benchmarks/wire_shortcuts.py`).
         """
@@ -151,7 +151,7 @@ class Sender(StreamSender):
         self._end(stream)
 
     def window_opened(self, stream: Stream) -> None:
-        """Send what is pending on a stream whose window the client has opened."""
+        """Send pending data of a stream after the client has opened its window."""
         if not stream.queued and stream.window > 0:
             self.push(stream)
 
@@ -159,14 +159,14 @@ class Sender(StreamSender):
         self.ready.append(stream)
 
     def _finish(self, stream: Stream, block: bytes) -> None:
-        """Send the last header block of a stream, whose body has been sent."""
+        """Send the last header block of a stream after its body."""
         self.writer.add_headers(stream.number, block, last=True)
         self.sent += 1
         self._flush_later()
         self._end(stream)
 
     def _end(self, stream: Stream) -> None:
-        """End a stream of which all has been sent; a client that has not sent all is told that it need not."""
+        """End a completely sent stream; if the client still sends, it is told to stop."""
         if not stream.ended:
             self.writer.add(frames.reset(stream.number, frames.NO_ERROR))
             self._flush_later()
@@ -181,7 +181,7 @@ class Sender(StreamSender):
     # Bodies
 
     def _pump(self, sendable: deque[Stream]) -> None:
-        """Hand bodies to the transport, in turns, as long as windows and the client allow."""
+        """Send bodies in turns, as far as the windows and the client allow."""
         handed = written = 0
         while sendable and not self.paused and self.transport is not None:
             if written >= _TURN:
@@ -213,7 +213,7 @@ class Sender(StreamSender):
             self._sendable = None
 
     def _send_share(self, stream: Stream, most: int) -> int:
-        """Send a stream's next frames, of up to `most` bytes; returns their size."""
+        """Send the next frames of a stream, up to `most` bytes; return their size."""
         pending, writer = stream.pending, self.writer
         most = min(most, stream.window, self._windows.left)
         sent = 0
@@ -221,7 +221,7 @@ class Sender(StreamSender):
             chunks = len(pending)
             size = writer.add_data(stream.number, pending, most - sent)
             sent += size
-            ended = chunks - len(pending)  # messages, or parts of long ones
+            ended = chunks - len(pending)  # completed messages, or parts of long ones
             if ended or size >= _WORTH:
                 self._budgets.data_sent(max(1, size // writer.longest_frame), ended)
         if sent:
@@ -232,7 +232,7 @@ class Sender(StreamSender):
             self._flush_later()
         return sent
 
-    # Streams that have to get on
+    # Streams with time limits
 
     def watch(self, stream: Stream) -> None:
         self._watched.add(stream)
@@ -243,12 +243,12 @@ class Sender(StreamSender):
         self._watched.discard(stream)
 
     def forget(self, stream: Stream) -> None:
-        """End a stream, whatever waits to be sent."""
+        """End a stream and drop its pending data."""
         stream.close()
         self._watched.discard(stream)
 
     def check_streams(self, now: float) -> None:
-        """End watched streams without progress for too long."""
+        """End watched streams that make no progress for too long."""
         limits = self._port.limits
         for stream in list(self._watched):
             if stream.pending and now - stream.moved > limits.stall:
@@ -257,7 +257,7 @@ class Sender(StreamSender):
                 self.forget(stream)
                 stream.on_lost()
             elif stream.expects():
-                silence = now - stream.heard - self._port.policies.tick  # it was heard between two ticks
+                silence = now - stream.heard - self._port.policies.tick  # it may have been heard up to a tick earlier
                 if silence > limits.silence or now - stream.advanced > limits.silence * limits.silences:
                     stream.on_overdue()
             elif not stream.pending:
@@ -266,7 +266,7 @@ class Sender(StreamSender):
     # The transport
 
     def hold_back(self) -> None:
-        """Hold back output while bytes are being read, until `flush` is called at the end."""
+        """Hold back output while input is parsed, until `flush` at the end."""
         self._held_back = True
 
     def flush(self) -> None:
@@ -279,7 +279,7 @@ class Sender(StreamSender):
             self.transport.close()
 
     def flush_in_turn(self) -> None:
-        """Flush at the end of the turn, as `_flush_later` has asked the port to."""
+        """Flush at the end of the turn; the port calls this after `_flush_later`."""
         self._scheduled = False
         self.flush()
 
@@ -289,7 +289,7 @@ class Sender(StreamSender):
             self._port.flush_later(self)
 
     def _write(self, long: int = 0) -> None:
-        """Hand everything to the transport; at least `long` bytes, as far as that is known."""
+        """Pass all output to the transport; `long`: a known lower bound of its size in bytes."""
         parts = self.writer.take()
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -304,17 +304,17 @@ class Sender(StreamSender):
             transport.writelines(join_short(parts))
 
     def close_when_done(self) -> None:
-        """Close the connection with the last of its streams."""
+        """Close the connection after its last stream."""
         self.closing = True
         self._flush_later()
 
     def say_last(self, frame: bytes) -> None:
-        """Write this frame, behind which nothing is sent."""
+        """Send a final frame."""
         self.writer.add(frame)
         self._write()
 
     def pause(self) -> None:
-        """Pause sending: the client does not take what is written."""
+        """Pause sending: the client does not read its output."""
         self.paused = True
         self.moved = self.clock.seconds
         if self.transport is not None:
@@ -328,7 +328,7 @@ class Sender(StreamSender):
             self._flush_later()
 
     def is_blocked(self, now: float) -> bool:
-        """True if the client has taken nothing for too long."""
+        """True if the client has read nothing for too long."""
         if not self.paused or self.transport is None:
             return False
         unsent = self.transport.get_write_buffer_size()
@@ -337,7 +337,7 @@ class Sender(StreamSender):
         return now - self.moved > self._port.limits.blockage
 
     def _hold(self, size: int) -> None:
-        """Count what the transport holds for a client that does not read."""
+        """Count the bytes that the transport holds for a client that does not read."""
         change, self._unwritten = size - self._unwritten, size
         if change:
             self._port.count_unsent(change)
@@ -352,13 +352,13 @@ class Sender(StreamSender):
         self._hold(0)
 
     def abort(self) -> None:
-        """End the connection without another byte."""
+        """Close the connection without sending anything."""
         self.writer.take()
         if self.transport is not None:
             self.transport.abort()
 
     def drop(self, ending: CloseReason) -> None:
-        """End the connection without another byte, and count why: the client takes nothing any more, or was silent."""
+        """Close the connection without sending anything, and count the reason: the client has stalled or was silent."""
         if self.transport is not None and not self.transport.is_closing():
             self._port.count_end(ending, self.transport)
         self.abort()

@@ -1,6 +1,6 @@
-"""HTTP/2 stream: what it may still receive and send, and what waits to be sent.
+"""HTTP/2 stream: its windows, and its data that waits to be sent.
 
-A subclass serves it, and hears of bytes as they come.
+Subclasses serve the stream, and get its data as it arrives.
 """
 
 from abc import ABC, abstractmethod
@@ -30,41 +30,41 @@ Chunk: TypeAlias = bytes | bytearray | memoryview
 
 
 class TickClock:
-    """The event loop's time at the last tick of a port: what takes seconds is measured by it."""
+    """The event loop's time at the port's last tick, for measuring seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def advance(self, seconds: float) -> float:
-        """Set the time, and return how much later it is than before."""
+        """Set the time, and return the difference to the last one."""
         passed, self.seconds = seconds - self.seconds, seconds
         return passed
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StreamSender(ABC):
-    """The connection as its streams see it."""
+    """A connection's interface for its streams."""
 
     def __init__(self, clock: TickClock, half_window: int) -> None:
         self.clock = clock
         self.half_window = half_window
-        """Bytes that a stream has received are worth a WINDOW_UPDATE from here on."""
+        """Received bytes from which a stream sends WINDOW_UPDATE."""
         self.paused = False
-        """True if the client does not take what is written."""
+        """True if the client does not read its output."""
 
     @property
     @abstractmethod
     def peer(self) -> object:
-        """The client's address, as a socket has it; None where it is unknown."""
+        """The client's address, in socket format; None if unknown."""
 
     @property
     @abstractmethod
     def certificate(self) -> Credentials:
-        """Credentials that the client has shown in the handshake."""
+        """Credentials from the client's TLS certificate."""
 
     @abstractmethod
     def control(self, frame: bytes) -> None:
-        """Send a frame that no window holds back."""
+        """Send a frame that is not subject to flow control."""
 
     @abstractmethod
     def send_headers(self, stream: "Stream", block: bytes) -> None: ...
@@ -73,11 +73,11 @@ class StreamSender(ABC):
     def respond(
         self, stream: "Stream", headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """Send a whole response, whose prefix and body have `size` bytes."""
+        """Send a whole response; its prefix and body have `size` bytes."""
 
     @abstractmethod
     def push(self, stream: "Stream") -> None:
-        """Send of the stream what may be sent; the rest follows."""
+        """Send as much of the stream as is allowed; the rest follows."""
 
     @abstractmethod
     def reset(self, stream: "Stream", code: int) -> None:
@@ -85,30 +85,30 @@ class StreamSender(ABC):
 
     @abstractmethod
     def begin_soon(self, stream: "Stream") -> None:
-        """Call its `begin` when what has come has been read."""
+        """Call the stream's `begin` once all received data has been read."""
 
     @abstractmethod
     def watch(self, stream: "Stream") -> None:
-        """Look from now on whether it gets on."""
+        """Check the stream's time limits from now on."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Write what waits, and as much of the bodies as goes."""
+        """Write all output, and as much of the bodies as is allowed."""
 
     @abstractmethod
     def flush_in_turn(self) -> None:
-        """Flush at the end of the turn, called by a port that was asked to."""
+        """Flush at the end of the turn; called by the port on request."""
 
     @abstractmethod
     def drop(self, ending: CloseReason) -> None:
-        """End the connection without another byte, and count why."""
+        """Close the connection without sending anything, and count the reason."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Stream:
-    """State of a stream: `ended` when the client has sent all, `over` when nothing more is sent or heard.
+    """State of a stream: `ended` when the client has sent all, `over` when nothing more is sent or received.
 
-    `pending` holds the bytes of DATA frames that could not be sent yet, and `final` the header block behind them.
+    `pending`: bytes of DATA frames that could not be sent yet. `final`: the header block after them.
     """
 
     def __init__(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> None:
@@ -119,67 +119,67 @@ class Stream:
         self.over = False
         self.headers_sent = False
         self.window = window
-        """Bytes that may be sent."""
+        """Send window in bytes."""
         self.room = room
-        """Bytes that the client may still send."""
+        """Receive window in bytes."""
         self.due = head.length
-        """Bytes that the client has announced and not sent; -1: it has announced none."""
+        """Announced bytes that the client has not sent yet; -1 if it announced none."""
         self.consumed = 0
-        """Bytes that it has not been told of yet."""
+        """Consumed bytes not yet credited to the client."""
         self.pending: deque[Chunk] | None = None
         self.final: bytes | None = None
         self.queued = False
-        """True if the connection has it among the streams that can send."""
+        """True if the connection has the stream in its queue for sending."""
         self.watched = False
         self.opened = connection.clock.seconds
         self.heard = self.opened
-        """Time at which something that the client has to send last came, by the clock."""
+        """Time at which required data of the client last arrived, by the clock."""
         self.advanced = self.opened
-        """Time at which so much of it had come that the client has as long for as much again."""
+        """Time of the client's last substantial progress, from which its next part is timed."""
         self.moved = self.opened
-        """Time at which something pending was last sent."""
+        """Time at which pending data was last sent."""
 
-    # What a subclass does
+    # For subclasses
 
     def data_received(self, data: bytes, start: int, end: int) -> None:
-        """Receive `data` from `start` to `end`: a part of the body, of any size."""
+        """Handle `data` from `start` to `end`: a part of the body, of any size."""
         raise NotImplementedError
 
     def end_received(self) -> None:
-        """Handle the client's last byte."""
+        """Handle the end of the client's data."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Begin to serve the stream: all that came with its last bytes has been read. Called after `begin_soon`."""
+        """Begin to serve the stream, after `begin_soon`: all data that came with its last bytes has been read."""
         raise NotImplementedError
 
     def on_lost(self) -> None:
-        """Handle a stream reset by the client, or a lost connection. Nothing may be sent any more."""
+        """Handle a reset by the client, or a lost connection. Nothing may be sent any more."""
         raise NotImplementedError
 
     def on_finish(self) -> None:
-        """Handle the end of sending: everything has been sent."""
+        """Handle the end of sending."""
         raise NotImplementedError
 
     def on_error(self) -> None:
-        """Handle an unforeseen error of the code that serves the stream."""
+        """Handle an unforeseen error in the code that serves the stream."""
         self.reset(INTERNAL_ERROR)
 
     def on_drain(self) -> None:
-        """Handle the end of `pending`: all of it has been sent, and the stream goes on."""
+        """Handle the end of `pending`; the stream stays open for more."""
 
     def on_overdue(self) -> None:
-        """Handle a client that has sent nothing for too long, though it had to."""
+        """Handle a client that has not sent required data for too long."""
         raise NotImplementedError
 
     def expects(self) -> bool:
-        """True if the client has to send something soon."""
+        """True if the client must send something soon."""
         return False
 
-    # What its connection does. Error codes are those with which it has to be reset; 0: all is well.
+    # For the connection. Returned error codes reset the stream; 0 is success.
 
     def count_data(self, length: int, padding: int) -> int:
-        """Account for DATA of `length` bytes that begins, of which `padding` mean nothing; returns the error code."""
+        """Account for a new DATA frame of `length` bytes, including `padding`; return the error code."""
         if self.ended:
             return STREAM_CLOSED
         self.room -= length
@@ -192,36 +192,36 @@ class Stream:
         return NO_ERROR
 
     def end(self) -> int:
-        """Handle the client's last byte; returns the error code."""
+        """Handle the end of the client's data; return the error code."""
         if self.due > 0 and not self.over:
-            return PROTOCOL_ERROR  # less came than announced (RFC 9113, section 8.1.1)
+            return PROTOCOL_ERROR  # less data than announced (RFC 9113, section 8.1.1)
         if not self.ended and not self.over:
             self.ended = True
             self.end_received()
         return NO_ERROR
 
     def open_window(self, size: int) -> int:
-        """Let the server send `size` bytes more; returns the error code."""
+        """Add `size` bytes to the send window; return the error code."""
         self.window += size
         if size and self.window <= LARGEST_WINDOW:
             return NO_ERROR
         return FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
 
     def change_window(self, change: int) -> None:
-        """Apply a new window of all streams. Raises `Http2Error` if that makes it too large."""
+        """Apply a new initial window size. Raises `Http2Error` if the window becomes too large."""
         self.window += change
         if self.window > LARGEST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
 
     def close(self) -> None:
-        """End the stream: nothing more is sent or heard."""
+        """End the stream: nothing more is sent or received."""
         self.over = True
         self.pending = self.final = None
 
-    # What whoever serves it calls
+    # For the code that serves the stream
 
     def credit(self, size: int) -> None:
-        """Let the client send more, as these bytes have been consumed."""
+        """Credit consumed bytes to the client, which may then send more."""
         self.consumed += size
         if self.consumed >= self.connection.half_window and not self.ended and not self.over:
             self.room += self.consumed
@@ -234,7 +234,7 @@ class Stream:
             self.connection.send_headers(self, block)
 
     def send_data(self, chunks: list[Chunk]) -> None:
-        """Returns at once; `pending` is empty if everything is on its way."""
+        """Send data. Returns at once; `pending` is empty if everything is on its way."""
         if not self.over:
             self.wait_to_send(chunks)
             self.connection.push(self)
@@ -245,16 +245,16 @@ class Stream:
             if self.pending is None:
                 self.pending = deque()
         for chunk in chunks:
-            if len(chunk):  # what has no bytes would wait for a window that it does not need
+            if len(chunk):  # an empty chunk would wait for a window that it does not need
                 self.pending.append(chunk)
 
     def finish(self, block: bytes) -> None:
-        """End it with a header block, behind all that was sent before."""
+        """End the stream with a header block, after all data sent before."""
         if not self.over and self.final is None:
             self.final = block
             self.connection.push(self)
 
     def reset(self, code: int = CANCEL) -> None:
-        """End it at once; what is pending is dropped."""
+        """Reset the stream at once; pending data is dropped."""
         if not self.over:
             self.connection.reset(self, code)

@@ -1,6 +1,6 @@
-"""Advice on a model that does not load: the part of an error behind Triton's text, for people.
+"""Advice for people on a model that does not load, in addition to Triton's error text.
 
-Everything here only reads a directory and returns text; an empty one where there is no advice.
+All functions only read a directory and return text, empty if there is no advice.
 """
 
 import difflib
@@ -28,7 +28,7 @@ _NOT_SUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("tensorrtllm", "llm", "llamacpp"), _LANGUAGE),
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
-"""Reasons that Triton backends are missing here, and what to do. The keys are folded."""
+"""Reasons for missing Triton backends, and what to do, by folded name."""
 
 NAMED_BY_FOLDER = (
     "it comes from the end of the folder's name, since that has neither config.pbtxt nor a model file; folders whose "
@@ -41,7 +41,7 @@ _GLOBAL_OPTIONS: Mapping[str, str] = {
     "backend-directory": "backends are Python packages, found by their entry points",
     "additional-dependency-dirs": "it is about libraries on Windows",
 }
-"""Triton's options for all backends that have no effect here, and why."""
+"""Triton options for all backends that have no effect here, with the reason."""
 
 
 def append_advice(error: ModserveError, advice: str) -> ModserveError:
@@ -50,7 +50,7 @@ def append_advice(error: ModserveError, advice: str) -> ModserveError:
 
 
 def backend_name(name: str, installed: Collection[str]) -> str:
-    """Return advice on a missing backend. Suggests only backends that are installed or can be."""
+    """Return advice on a missing backend. Suggests only backends that are installed or available."""
     folded = backend_names.fold(name)
     if folded in _NOT_SUPPORTED:
         return _NOT_SUPPORTED[folded]
@@ -65,7 +65,7 @@ def backend_name(name: str, installed: Collection[str]) -> str:
 
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
-    """Return warnings for missing backends that have options on the command line."""
+    """Return warnings for missing backends with options on the command line."""
     warnings = []
     for name in configured:
         if name and name not in installed:
@@ -80,10 +80,10 @@ def absent_backends(configured: Iterable[str], installed: Collection[str]) -> li
 def unknown_options(
     backend: str, options: Iterable[str], known: Mapping[str, str], shared: Collection[str] = ()
 ) -> list[tuple[int, str]]:
-    """Return log lines, with their levels, on options of a backend on which nothing acts.
+    """Return log lines, with levels, on ineffective options of a backend.
 
-    `known`: option → why it has no effect, or nothing. `shared` are set for all backends, so that one which does not
-    know them is no reason to warn, unless it knows an option that is spelt almost alike.
+    `known`: option → why it has no effect, or empty. `shared`: options set for all backends; a backend that does not
+    know them gives no warning, unless it knows an option with almost the same spelling.
     """
     lines = []
     for key in options:
@@ -102,15 +102,15 @@ def unknown_options(
 
 
 def layout(directory: Path, installed: Collection[str]) -> str:
-    """Describe the files of a model's directory, the files that the backends take, and what to do."""
+    """Describe the files of a model directory, the files that the backends accept, and what to do."""
     lines = [contents(directory), *_mistakes(directory, installed), _takes(installed)]
     return "\n".join(line for line in lines if line)
 
 
 def correction(directory: Path, installed: Collection[str]) -> str:
-    """Return what to do with the files of a directory, and list them; empty where no file shows what is meant.
+    """Return advice on the files of a directory, with a list of them; empty if no file shows the intention.
 
-    The files that the backends take are listed only if they are of use: no file is for one of them.
+    The files that backends accept are listed only if no file belongs to any backend.
     """
     lines = [*_mistakes(directory, installed), contents(directory)]
     if _foreign_in(directory, installed):
@@ -119,17 +119,17 @@ def correction(directory: Path, installed: Collection[str]) -> str:
 
 
 def versions(directory: Path, present: Sequence[int], installed: Collection[str]) -> str:
-    """Return advice where the version policy selects none of the versions present."""
+    """Return advice if the version policy selects none of the present versions."""
     if present:
         return f"the available versions: {', '.join(map(str, present))}"
     return "\n".join([contents(directory), *_mistakes(directory, installed)])
 
 
 def model_file(directory: Path, version: int, path: Path, installed: Collection[str], reason: str) -> str:
-    """Return advice where a version has no model file, or one that the engine does not take.
+    """Return advice if a version has no model file, or one that the engine rejects.
 
-    `path` is the file that the configuration or the backend names, `reason` the text of the engine's error. Where the
-    file is missing and the reason names another one that is there, the engine has read that one.
+    `path`: the file named by the configuration or the backend. `reason`: the engine's error text. If the file is
+    missing and the text names another existing file, that is the file that the engine has read.
     """
     folder = directory / str(version)
     below = _list_directory(folder)
@@ -152,7 +152,7 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
 
 
 def contents(directory: Path) -> str:
-    """List the contents of a directory and of those below it."""
+    """List the contents of a directory and its subdirectories."""
     names = _list_directory(directory)
     if not names:
         return f"'{directory}' is empty"
@@ -198,7 +198,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 
 
 def _by_suffix(installed: Collection[str]) -> dict[str, str]:
-    """Return the required file name by suffix, for files that may have any name before the suffix."""
+    """Return required file names by suffix, for files with any name before the suffix."""
     return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
 
 
@@ -210,7 +210,7 @@ def _foreign_in(directory: Path, installed: Collection[str]) -> list[str]:
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
-    """Return a line for each kind of file that no engine here takes, or not as it is."""
+    """Return a line for each kind of file that no engine here accepts, or not unchanged."""
     lines: dict[ForeignFile, str] = {}
     served = _by_suffix(installed)
     for file in files:
@@ -226,7 +226,7 @@ def _takes(installed: Collection[str]) -> str:
     files: dict[str, list[str]] = {}
     snapshots = {row for row in FORMATS if "/" in row.filename or row.filename.startswith("openvino")}
     for row in FORMATS:
-        if row.backend in installed and row not in snapshots:  # of Hugging Face, which nobody makes by hand
+        if row.backend in installed and row not in snapshots:  # snapshots of Hugging Face are never made by hand
             files.setdefault(row.backend, []).append(f"<version>/{row.filename}")
     backends = [f"'{backend}' takes {' or '.join(names)}" for backend, names in files.items()]
     by_name = sorted(set(installed) - files.keys())
@@ -242,7 +242,7 @@ def _rename(file: str, name: str) -> str:
 
 
 def _list_directory(directory: Path) -> list[str]:
-    """List a directory in order; empty if `directory` is not one."""
+    """List a directory in order; empty if `directory` is not a directory."""
     try:
         return sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError:

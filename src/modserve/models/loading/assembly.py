@@ -1,11 +1,9 @@
-"""A loaded model with all that its configuration asks for, put together of parts that know nothing of each other.
+"""Assembles a loaded model from independent parts, as its configuration requires.
 
     OrderedModel(CachedModel(Model))                  models, each of which submits to the next
     Model: grouped(grouped(Signature.accept)), then QueuedScheduler, then InstancePool
 
-Only the parts that the configuration names are there.
-
-Makes the instances of a model: when it loads, and again when one of them was lost.
+Only the configured parts are present. Also creates a model's instances, when it loads and to replace lost ones.
 """
 
 import functools
@@ -51,13 +49,13 @@ from modserve.scheduling.ordering import ResponseOrder
 _log = logging.getLogger(__name__)
 
 _MOST_AT_A_TIME = 8
-"""Instances of a version that are made at the same time, for backends that allow it."""
+"""Number of a version's instances created concurrently, for backends that allow it."""
 _CLOSING_S = 10.0
-"""Time that a lost instance may take to close before its replacement is made."""
+"""Seconds for a lost instance to close before its replacement is created."""
 
 
 def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
-    """Return the places where the instances of a model run, by their names."""
+    """Return the placements of a model's instances, by instance name."""
     gpus = gpu_count(config.backend, backend)
     if config.instance_groups:
         return placements(config.name, config.instance_groups, gpus)
@@ -67,7 +65,7 @@ def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
 
 
 def gpu_count(name: str, backend: Backend) -> int:
-    """Return the number of GPUs that a backend reports. Raises INTERNAL if it cannot tell."""
+    """Return the number of GPUs that a backend reports. Raises INTERNAL if it fails."""
     try:
         count: object = backend.gpu_count()
     except Exception as error:
@@ -78,7 +76,7 @@ def gpu_count(name: str, backend: Backend) -> int:
 
 
 def only_reads(backend: Backend) -> bool:
-    """True if loading never writes to the model's files, so that one that changes was changed by others."""
+    """True if loading never writes to the model's files; any change then comes from elsewhere."""
     return bool(getattr(backend, "in_place", ())) and not getattr(backend, "writes_files", False)
 
 
@@ -88,7 +86,7 @@ def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
 
 
 def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
-    """Return the engine's description of a model. Raises INTERNAL for what is no description."""
+    """Return the engine's description of a model. Raises INTERNAL for an object that is not a description."""
     description: object = engine.describe()
     if description is not None and not isinstance(description, ModelDescription):
         raise internal(
@@ -99,7 +97,7 @@ def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
-    """Return the instances' descriptions for the engine. The configuration's JSON text is made once, if at all."""
+    """Return the instances' descriptions for the engine. They share one lazy JSON text of the configuration."""
     write = functools.cache(lambda: model_config.to_text(complete.message))
     return [
         InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)
@@ -108,7 +106,7 @@ def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placem
 
 
 def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
-    """Make an instance that the server can use. Raises the engine's errors, and `_check`'s after closing it."""
+    """Create an instance. Raises the engine's errors, and after closing it the errors of `_check`."""
     instance = new_instance(engine, spec)
     try:
         _check(spec.config, instance)
@@ -120,7 +118,7 @@ def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
 
 
 def threads_for(backend: Backend, count: int, cores: int) -> int:
-    """Return the number of threads on which `count` instances are made."""
+    """Return the number of threads that create `count` instances."""
     if getattr(backend, "parallel_instances", False) is not True:
         return 1
     return min(count, cores, _MOST_AT_A_TIME)
@@ -131,8 +129,8 @@ def make_instances(
 ) -> None:
     """Append the instances of a version to `made`, in the order of `specs`, `threads` at a time.
 
-    Raises the error of the first one that cannot be made. `made` then has all that are to be closed; those that were
-    being made at the time are waited for, and the rest is not begun.
+    Raises the error of the first failed instance. By then, instances under way have been waited for, others are not
+    begun, and `made` has all instances to close.
     """
     if threads <= 1:
         for spec in specs:
@@ -157,11 +155,11 @@ def make_instances(
 def make_replacement(
     engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
 ) -> Executor:
-    """Make an instance in the place of a lost one, which `close` closes first. On a loading thread.
+    """Create an instance to replace a lost one, which `close` closes first. On a loading thread.
 
-    `admit` raises where the files are not what they should be: an engine may read them again.
+    `admit` raises if the files do not have the expected state: an engine may read them again.
     """
-    # What is lost may hang: then it is left to itself, or it would keep the thread from loading other models.
+    # A lost instance may hang; then it is abandoned, since it would keep the thread from loading other models.
     closing = threading.Thread(target=_close_lost, args=(close,), name=f"close-{spec.name}", daemon=True)
     closing.start()
     closing.join(_CLOSING_S)
@@ -177,10 +175,10 @@ def _close_lost(close: Callable[[], None]) -> None:
 
 
 def _check(config: ModelConfig, instance: Executor) -> None:
-    """True if the server can use an instance.
+    """Check that the server can use an instance.
 
-    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
-    wants the single requests.
+    Raises INTERNAL for an object that is not an instance, and INVALID_ARG for batch features of the server if the
+    engine needs single requests.
     """
     by_request = isinstance(instance, RequestInstance | AsyncRequestInstance)
     if not by_request and not isinstance(instance, AsyncInstance) and not callable(getattr(instance, "execute", None)):
@@ -201,17 +199,17 @@ ServableT = TypeVar("ServableT", bound=Servable)
 def assemble_model(
     model_id: ModelId, opened: OpenedModel, clock: LoopClock, cache: Cache | None = None
 ) -> Model | ModelWrapper:
-    """Make a model that takes requests, but is cold. `cache` is the server's. For the event loop's thread.
+    """Create a model that accepts requests, without warm-up. `cache`: the server's cache. On the event loop's thread.
 
-    The model closes what was `opened`; if this raises, that is left to the caller.
+    The model closes what was `opened`; if this raises, the caller must do so.
     """
     return wrap(bare_model(model_id, opened, clock), clock, cache)
 
 
 def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
-    """Make a model as `assemble_model`, without its wrappers: the cache, and the order of responses.
+    """Create a model like `assemble_model`, without its wrappers (response cache, response order).
 
-    Raises INVALID_ARG if an instance needs more of a resource than there is.
+    Raises INVALID_ARG if an instance needs more of a resource than exists.
     """
     config = opened.config
     if limiter is None and turns(config):
@@ -225,7 +223,7 @@ def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter
 
 
 def queue_config(config: ModelConfig) -> QueueConfig:
-    """Return the queue configuration for requests to the instances of a model."""
+    """Return the queue configuration for requests to a model's instances."""
     signature = Signature(config)
     if config.sequence_batching is not None:
         return QueueConfig(signature.accept)
@@ -246,7 +244,7 @@ def queue_config(config: ModelConfig) -> QueueConfig:
 def _policy(config: ModelConfig) -> BatchPolicy:
     if not adapts(config):
         return BatchPolicy(config)
-    from modserve.scheduling.adaptive.adaptation import Adaptation  # not before a model asks for it
+    from modserve.scheduling.adaptive.adaptation import Adaptation  # imported with the first model that uses it
 
     return Adaptation(config)
 
@@ -254,9 +252,10 @@ def _policy(config: ModelConfig) -> BatchPolicy:
 def wrap(
     servable: ServableT, clock: Clock, cache: Cache | None, former: Servable | None = None
 ) -> ServableT | ModelWrapper:
-    """Return a model or an ensemble behind the cache and the order of its responses, if it has these.
+    """Return a model or an ensemble behind its response cache and response order, if configured.
 
-    `former` stood before the model until its configuration changed: what stays keeps its responses, or their order.
+    `former`: the previous outermost servable, before a change of the configuration. Wrappers that stay keep their
+    state.
     """
     config = servable.config
     outer: ServableT | ModelWrapper = servable
@@ -278,7 +277,7 @@ def wrap(
 
 
 def group_by(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
-    """Return an `accept` for requests that share a batch only if both `key` and their shapes agree."""
+    """Return an `accept` that lets requests share a batch only if both `key` and their shapes agree."""
 
     def accept_grouped(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = accept(request, sink, now_ns)
@@ -289,7 +288,7 @@ def group_by(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
 
 
 def by_parameters(names: tuple[str, ...], model: str) -> Callable[[Inflight], object]:
-    """Return a key made of request parameters. It raises INVALID_ARG for values that parameters cannot have."""
+    """Return a key from request parameters. The key raises INVALID_ARG for invalid parameter values."""
 
     def key(inflight: Inflight) -> object:
         request = inflight.request

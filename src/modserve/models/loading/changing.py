@@ -1,12 +1,12 @@
-"""Changes of a configuration that apply to a serving model without opening its files again, and their effects.
+"""Changes of a configuration in place: applied to a serving model without opening its files again.
 
-| field | how |
+| field | effect |
 |---|---|
-| `instance_group` | new ones warm up and serve, others finish what they have and are closed; a new queue |
-| `dynamic_batching` | a new queue; what waits in the old one runs first |
-| `model_warmup` | instances made from now on run it |
-| `response_cache` | the cache is put before the model, or taken away |
-| `version_policy` | nothing to do for a version that stays |
+| `instance_group` | new instances warm up and serve, others finish and are closed; a new queue |
+| `dynamic_batching` | a new queue; requests in the old one run first |
+| `model_warmup` | applies to instances created from now on |
+| `response_cache` | the cache is put before the model, or removed |
+| `version_policy` | no effect on a version that stays |
 
 All other changes reload the version, and so do changes that its backend does not list in `in_place`.
 """
@@ -29,39 +29,39 @@ from ..serving.opened_model import OpenedModel
 from .assembly import queue_config, wrap
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
-"""The fields that make a new queue."""
+"""Fields that require a new queue."""
 _OF_GROUPS: Final = frozenset({"name", "count", "kind", "gpus", "rate_limiter"})
-"""The fields of a group that say how many instances there are, where, and when they run."""
+"""Fields of an instance group that determine number, place and scheduling of its instances."""
 
 
 @dataclass(frozen=True)
 class Revision:
-    """Revision that a loading thread has prepared for a model that serves."""
+    """A change prepared by a loading thread for a serving model."""
 
     fields: tuple[str, ...]
     opened: OpenedModel
     specs: dict[int, InstanceSpec]
-    """Specs of the instances that stay, by number."""
+    """Specs of the remaining instances, by number."""
     removed: tuple[int, ...]
     added: Sequence[tuple[InstanceSpec, Executor]]
 
 
 def find_changed_fields(before: bytes, now: model_config.Complete, allowed: Collection[str]) -> tuple[str, ...] | None:
-    """Return the fields that differ between two complete configurations, if all may change in place; else None."""
+    """Return the fields that differ between two complete configurations if all may change in place, else None."""
     message = now.message
     old, new = [json.loads(model_config.to_text(each)) for each in (type(message).FromString(before), message)]
     fields = tuple(sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)))
     if not INSTANCES.intersection(allowed).issuperset(fields):
         return None
     if "dynamic_batching" in fields and not ("dynamic_batching" in old and "dynamic_batching" in new):
-        return None  # instances are made otherwise for models whose requests share batches
+        return None  # instances are created differently for models with dynamic batching
     if "instance_group" in fields and _making(old) != _making(new):
         return None
     return fields
 
 
 def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
-    """Return the settings of instance groups for making each instance, besides its placement."""
+    """Return the settings of instance groups for creating an instance, except its placement."""
     groups = [{name: each[name] for name in each.keys() - _OF_GROUPS} for each in config.get("instance_group", ())]
     return sorted({json.dumps(each, sort_keys=True) for each in groups})
 
@@ -69,10 +69,10 @@ def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
 def match_instances(
     former: Mapping[int, InstanceSpec], now: Sequence[InstanceSpec]
 ) -> tuple[dict[int, InstanceSpec], list[InstanceSpec]]:
-    """Return the instances that stay, by number, and the instances to be made.
+    """Return the instances that stay, by number, and the instances to create.
 
-    Any instance can replace one in the same place, that of its own name first. It keeps its name, as in Triton
-    (core, TritonModel::PrepareInstances), since its engine knows it.
+    An instance may stay for any instance in the same place, preferably of its own name. It keeps its name, which its
+    engine knows, as in Triton (core, TritonModel::PrepareInstances).
     """
     left = dict(former)
     staying: dict[int, InstanceSpec] = {}
@@ -89,7 +89,7 @@ def match_instances(
 
 
 class ModelChange:
-    """Implements `core.loading.Change` by a revision with warm new instances. `servable` stands before `model`."""
+    """Implements `core.loading.Change` for a revision with warm instances. `servable`: `model` in its wrappers."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ModelChange:
     def apply(self) -> Servable:
         revision = self._revision
         specs = revision.opened.specs
-        specs.update(revision.specs)  # what makes lost instances anew reads these
+        specs.update(revision.specs)  # read when lost instances are replaced
         specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
         new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queue_config(revision.opened.config)
         self._model.change(revision.opened, new, self._instances, revision.removed, self._needs)
@@ -137,7 +137,7 @@ async def prepare(
     cache: Cache | None,
     around: Callable[[Servable], Servable] | None,
 ) -> ModelChange:
-    """Put the new instances into the pool and warm them up. Raises why one is not fit to serve."""
+    """Add the new instances to the pool and warm them up. Raises the reason if one is not fit to serve."""
     pool = model.pool
     instances: list[Instance] = []
     needs: Mapping[int, ResourceTurn] | None = None

@@ -1,4 +1,4 @@
-"""Loader: turns a model directory into a model that takes requests."""
+"""Loader: turns a model directory into a servable model."""
 
 import asyncio
 import functools
@@ -32,9 +32,8 @@ __all__ = ["Loader", "LoaderOptions"]
 class Loader:
     """Implements `core.loading.ModelLoader`. Blocking work runs on `executor`.
 
-    Ensembles `borrow` other models, and so do engines that call them, each by its own `borrower`, if there is one;
-    `control` is what such engines may do to them.
-    `on_health` is called when a model may have become ready, or not ready, by itself.
+    Ensembles `borrow` other models. So do engines that call models, each with its own `borrower`, if there is one;
+    `control` lets such engines load and unload models. `on_health` is called when a model's readiness may have changed.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Loader:
         loop = asyncio.get_running_loop()
         doing = f"failed to examine model '{listing.name}'"
         design = await loop.run_in_executor(self._executor, map_errors, doing, self._reader.inspect, listing)
-        # Known before the first model loads, so that each gets its share of the cores from the start.
+        # Set before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[listing.name] = design.cpu_instances
         return Blueprint(
             listing,
@@ -73,7 +72,7 @@ class Loader:
         )
 
     def _load_of(self, design: Design) -> Callable[[Path, int], Awaitable[Servable]]:
-        """Return the function that loads a version: at once, or with its first request."""
+        """Return the function that loads a version, either at once or with its first request."""
         load, residency = functools.partial(self._load_version, design), self._options.residency
         if residency is not None:
             look = functools.partial(self._reader.look, design.draft)
@@ -85,7 +84,7 @@ class Loader:
         return functools.partial(self._load_measured, design, self._options.growth)
 
     async def _load_measured(self, design: Design, growth: Growth, path: Path, version: int) -> Servable:
-        """Load one version that stays in memory, and note in its statistics what it takes there."""
+        """Load a version that stays in memory, and record its memory in its statistics."""
         loop = asyncio.get_running_loop()
         loading = await asyncio.to_thread(growth.begin, path / str(version))
         try:
@@ -106,7 +105,7 @@ class Loader:
     async def _load_version(
         self, design: Design, path: Path, version: int, statistics: ModelStatistics | None = None
     ) -> Servable:
-        """Load one version from the model's directory at `path`."""
+        """Load a version from the model's directory at `path`."""
         loop = asyncio.get_running_loop()
         name = design.draft.name
         model_id = ModelId(name, version)
@@ -122,7 +121,7 @@ class Loader:
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
-            loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
+            loading.add_done_callback(_discard)  # a begun load runs to its end; its result is dropped
             raise
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
@@ -146,7 +145,7 @@ class Loader:
             raise from_exception(error, doing) from error
 
     async def _change(self, design: Design, servable: Servable, path: Path, version: int) -> InPlaceChange | None:
-        """Make ready to apply the configuration to a version that serves, if it can be."""
+        """Prepare an in-place change of a serving version; None if it needs a reload."""
         model = base(servable)
         if not isinstance(model, Model) or self._clock is None:
             return None
@@ -172,7 +171,8 @@ class Loader:
         self._options.caches.forget(name)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
-        """List the reasons not to load a model that show before an engine opens it. Blocking; may import the engine.
+        """List the reasons not to load a model that are known before an engine opens it. Blocking; may import the
+        engine.
 
         `inspect` raises the first of them, and the load the rest.
         """
@@ -180,12 +180,12 @@ class Loader:
 
 
 def _discard(loading: "futures.Future[OpenedModel | LoadedEnsemble]") -> None:
-    """Close what an abandoned load has made. Runs on the thread of the load."""
+    """Close the result of an abandoned load. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), OpenedModel):
         close_untaken(loaded.engine, loaded.instances, loaded.on_closed)
 
 
 def _discard_revision(revising: "futures.Future[Revision | None]") -> None:
-    """Close what a change has made, as `_discard` does."""
+    """Close the result of an abandoned change, like `_discard`."""
     if not revising.cancelled() and revising.exception() is None and (revision := revising.result()) is not None:
         close_instances([(spec.name, instance) for spec, instance in revision.added])

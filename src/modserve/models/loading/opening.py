@@ -1,4 +1,4 @@
-"""Opening of a model's files as an engine with instances: the part of a load that blocks, on a loading thread."""
+"""Opens a model's files as an engine with instances: the blocking part of a load, on a loading thread."""
 
 import functools
 import logging
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 class Opener:
-    """Opens model versions. Instances that are lost later are revived on `executor`.
+    """Opens model versions. Replacements of lost instances are created on `executor`.
 
-    `on_health` is called when a model may have become ready, or not ready, by itself.
+    `on_health` is called when a model's readiness may have changed.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Opener:
         admit_again = functools.partial(admit, backend, path, version, source.path)
         check_unchanged = admit_again()
         if only_reads(backend):
-            check_unchanged = _nothing_to_check  # whoever lends the files looks, and the load begins once more
+            check_unchanged = _nothing_to_check  # the lender of the files checks them, and repeats the load
         labels = self._labels(draft, path, provisional)
         initial_states = read_initial_states(path, provisional)
         try:
@@ -156,9 +156,9 @@ class Opener:
         former: OpenedModel,
         before: Mapping[int, InstanceSpec],
     ) -> Revision | None:
-        """Make ready what another configuration needs of an open engine. None if it has to be opened again.
+        """Prepare another configuration of an open engine. None if it must be opened again.
 
-        `before` are the instances that may stay, by number. The files at `path` are as they were.
+        `before`: instances that may stay, by number. The files at `path` are unchanged.
         """
         if draft.is_ensemble or draft.backend != former.config.backend:
             return None
@@ -167,17 +167,17 @@ class Opener:
         complete = self._complete(draft, backend, former.description, path)
         fields = find_changed_fields(former.message, complete, getattr(backend, "in_place", ()))
         if fields is None or (complete.config.default_batch_size and not former.config.default_batch_size):
-            return None  # the last has not been tried
+            return None  # a batch trial is missing
         specs = specs_of(complete, place(complete.config, backend))
         if not {spec.placement for spec in before.values()}.issuperset(spec.placement for spec in specs):
-            return None  # engines may go by where they were to run when they were opened
+            return None  # an engine may depend on the places known when it was opened
         self._tell(draft, complete)
         sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
         samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
         staying, new = match_instances(before, specs)
         instances: list[tuple[str, Executor]] = []
         check_unchanged = _nothing_to_check
-        if new and not only_reads(backend):  # they read the files again
+        if new and not only_reads(backend):  # instances read the files again
             filename = provisional.default_model_filename or backend.default_model_filename
             file = _folder(path, version) / filename
             check_unchanged = self._options.guard.admit(draft, backend, path, version, file)
@@ -216,7 +216,7 @@ class Opener:
         merged_otherwise = config.batch_inputs or any(spec.ragged for spec in config.inputs)
         if description is None or not config.default_batch_size or not merges or merged_otherwise:
             return description
-        from modserve.backends import batch_trial  # not before a model needs it
+        from modserve.backends import batch_trial  # imported with the first model that needs it
 
         spec = replace(specs_of(complete, place(config, backend)[:1])[0], index=-1)
         obstacle = batch_trial.batching_obstacle(engine, spec, description, path / str(version))
@@ -257,7 +257,7 @@ class Opener:
     ) -> model_config.Complete:
         """Return the complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
 
-        `path` is the model's directory.
+        `path`: the model's directory.
         """
         described_instances = 0 if description is None else description.cpu_instances
         return model_config.finish(
@@ -271,7 +271,7 @@ class Opener:
         )
 
     def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
-        """Warn, once, of the server's options that a backend does not act on, if it says which it does."""
+        """Warn once about server options without effect on a backend, if it lists its options."""
         known = getattr(backend, "known_options", None)
         if name in self._checked or not isinstance(known, Mapping):
             return
@@ -287,7 +287,7 @@ class Opener:
 def close_untaken(
     engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]
 ) -> None:
-    """Close what an abandoned load has made; if a part fails to close, the rest is closed. Never raises."""
+    """Close the result of an abandoned load; a failure to close one part does not affect others. Never raises."""
     try:
         with ExitStack() as stack:
             stack.callback(on_closed)
@@ -299,7 +299,7 @@ def close_untaken(
 
 
 def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
-    """Close instances as `close_untaken`, for an engine that stays."""
+    """Close instances like `close_untaken`, of an engine that stays open."""
     try:
         with ExitStack() as stack:
             for _, instance in instances:
@@ -309,7 +309,7 @@ def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
 
 
 def _folder(path: Path, version: int) -> Path:
-    """Return the version's directory: for a file that is in no repository, its own folder, which messages then name."""
+    """Return the version's directory; for a file outside a repository, its own folder, for messages."""
     folder = path / str(version)
     is_of_file = folder.is_symlink() and len(os.listdir(path)) == 1
     return folder.readlink() if is_of_file and folder.readlink().is_absolute() else folder

@@ -1,37 +1,38 @@
-"""The budget of the models' memory: who is in memory, who has to leave it, and loading within the limit.
+"""The memory budget of the models: residents, eviction, and loading within the limit.
 
-What counts. Each occupant counts with `held`: what it was measured to need while it is in memory, and while it is being
-loaded what it is expected to need: what it needed the last time, or the size of its files. The sum of all is kept at or
-below the limit, but for a first load that turns out larger than expected: then others leave, or it does.
+Accounting. Each occupant counts with `held`: in memory, its measured size; while it is being loaded, its expected size,
+which is the last measured one or the size of its files. The sum stays within the limit, except for a first load that
+turns out larger than expected: then others are evicted, or it is.
 
-Who leaves. Models without work in flight, the least recently used first, and only if enough of them can leave for the
-new one to fit. Never an occupant that is pinned, has work in flight or open sequences. One that another model borrows
-(an ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would
-be useless, since the borrowers wait for the memory themselves.
+Eviction. Candidates are models without work in flight, least recently used first, and only if enough of them can leave
+for the new one to fit. Occupants that are pinned, have work in flight or open sequences stay. A model borrowed by
+another one (an ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then
+waiting would be useless, since the borrowers wait for the memory themselves.
 
-Who comes. Waiting models get room in the order in which they came: a model that has to leave and is wanted
-again at once waits behind the one that it has left for. After a wait of `BLOCKED_NS` a model holds up no other.
+Admission. Waiting models get room in order of arrival: an evicted model that is wanted again at once waits behind the
+one that replaced it. After a wait of `BLOCKED_NS` a model no longer blocks others.
 
-Where all are busy at every moment, none would ever leave. So after `PATIENCE_NS` the least recently used ones are held
-back: new requests for them wait, and when what they have in flight is over they leave. After `wait_ns` the one that
-wanted room fails, and they go on.
+If all models are always busy, none would ever leave. So after `PATIENCE_NS` the least recently used ones are held back:
+new requests for them wait, and they leave when their requests in flight are finished. After `wait_ns` the waiting model
+fails, and the held-back ones continue.
 
-Loads run one after the other, so that the growth of the process is the size of what was loaded. One that calls another
-model, as a warm-up may do, lets others run meanwhile: the other may have to be loaded first, and is not counted twice.
+Loads run one after the other, so that the growth of the process is the size of the loaded model. While a load calls
+another model, for example in a warm-up, other loads may run: the called model may have to be loaded first, and is not
+counted twice.
 
-Sizes of models: in files, and in memory.
+Model sizes, in files and in memory.
 
-What a load adds is read from ``/proc``: the anonymous and file-backed pages of this process, and of the processes that
-the load has started, their proportional share (PSS), since they share the interpreter's and the libraries' pages.
-Freed memory that the allocator keeps is returned to the system first, or the load would take that and seem to need
-nothing. Shared memory is left out: it belongs to requests. Everything here blocks, and is for a thread.
+The memory added by a load is read from ``/proc``: the anonymous and file-backed pages of this process, and the
+proportional share (PSS) of the processes that the load has started, as they share pages of the interpreter and
+libraries. Freed memory that the allocator keeps is returned to the system first; otherwise the load would reuse it and
+seem to need nothing. Shared memory is not counted: it belongs to requests. These functions block, and run on a thread.
 
-Memory that each load adds to the server, also where several go on at the same time.
+Memory added by concurrent loads.
 
-The growth of the process between two moments belongs to the loads that were under way between them: to one that was
-alone all of it. What several have added together is an estimate: they divide it by what their files have more than they
-added alone. Loads whose models turn out to run in processes of their own take no part in that. Since it shows in the
-end only, the sizes are known once no load is under way any more.
+The growth of the process in a time span belongs to the loads under way in that span, and to a single load entirely. The
+growth of several together is estimated for each: in proportion to the part of its files' size not yet covered by its
+growth alone. Loads of models that run in processes of their own take no part in this. As that is known only at their
+end, sizes are known when no load is under way any more.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class Files(NamedTuple):
     """The files of a version."""
 
     size: int = 0
-    """Bytes of all of them."""
+    """Size of all of them in bytes."""
     changed_ns: int = 0
     """Time of the latest change."""
 
@@ -79,7 +80,7 @@ def files_of(directory: Path) -> Files:
 
 
 def own_bytes(proc: Path = _PROC) -> int:
-    """Return the bytes of memory that this process has, without shared memory; 0 if the system does not say."""
+    """Return the memory of this process in bytes, without shared memory; 0 if the system does not report it."""
     try:
         lines = (proc / "self/status").read_text().splitlines()
     except OSError:
@@ -88,14 +89,14 @@ def own_bytes(proc: Path = _PROC) -> int:
 
 
 def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
-    """Return the processes that a process has started, and their descendants."""
+    """Return the child processes of a process, and their descendants."""
     parents: dict[int, list[int]] = {}
     try:
         numbers = [int(name) for name in os.listdir(proc) if name.isdecimal()]
     except OSError:
         return frozenset()
     for number in numbers:
-        try:  # behind the name, which may have any characters: the state, and the parent
+        try:  # after the name, which may contain any characters: the state, and the parent
             parent = int((proc / str(number) / "stat").read_bytes().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue
@@ -110,7 +111,7 @@ def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
 
 
 def share_of(pid: int, proc: Path = _PROC) -> int:
-    """Return the proportional share of memory of another process; what is resident where the system says no more."""
+    """Return the proportional set size of another process; its resident size if the system reports no more."""
     try:
         for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -132,7 +133,7 @@ class MemorySample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Measures what a load adds. `trim` gives back to the system what the allocator keeps."""
+    """Measures the memory that a load adds. `trim` returns freed memory from the allocator to the system."""
 
     trim: Callable[[], object] = lambda: None
     own: Callable[[], int] = own_bytes
@@ -144,39 +145,39 @@ class Meter:
         return MemorySample(self.own(), self.processes())
 
     def after(self, before: MemorySample) -> int:
-        """Return the growth of this process, and the bytes of processes that were not there before."""
+        """Return the growth of this process, and the memory of new processes."""
         self.trim()
         grown = max(0, self.own() - before.own)
         return grown + sum(self.share(pid) for pid in self.processes() - before.processes)
 
 
 _LEAST = 2**20
-"""Least count of each model where several divide: an engine takes something for a model of any size."""
+"""Minimum weight of each model when growth is divided: an engine needs some memory for a model of any size."""
 
 
 class MeasuredLoad:
-    """A load that is under way, or was."""
+    """A load, under way or ended."""
 
     def __init__(self, files: int) -> None:
         self.files = files
         self.elsewhere = 0
-        """Bytes of the processes that run the model."""
+        """Memory of the processes that run the model, in bytes."""
         self.own = False
-        """True if it has added nothing to this process."""
+        """True if the load has added nothing to this process."""
         self.grown = 0.0
         self.on_measured: Callable[[int], None] | None = None
-        """Called with the bytes that the model holds; None for a load that failed."""
+        """Callback for the memory of the model in bytes; None for a failed load."""
 
 
 class _Span(NamedTuple):
-    """Growth of the process while some loads were under way."""
+    """Growth of the process while certain loads were under way."""
 
     grown: int
     loads: Sequence[MeasuredLoad]
 
 
 class Growth:
-    """Measures all loads of a server. Its methods block, and are for any thread but the event loop's."""
+    """Measures all loads of a server. Its methods block; not for the event loop's thread."""
 
     def __init__(self, meter: Meter | None = None, share: Callable[[int], int] | None = None) -> None:
         self._meter = meter or Meter()
@@ -188,7 +189,7 @@ class Growth:
         self._last = 0
 
     def begin(self, directory: Path) -> MeasuredLoad:
-        """Called before a load of the files in `directory`, for which there must be one call of `end`."""
+        """Begin a load of the files in `directory`. Each call needs one call of `end`."""
         load = MeasuredLoad(files_of(directory).size)
         with self._lock:
             self._look()
@@ -198,9 +199,9 @@ class Growth:
     def end(
         self, load: MeasuredLoad, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
     ) -> Callable[[], None]:
-        """End a load; `processes` run the model, if this one does not.
+        """End a load. `processes`: other processes that run the model.
 
-        What is returned gives all sizes that are known by now to the `on_measured` of their loads.
+        The returned function passes all sizes known by now to the `on_measured` of their loads.
         """
         load.own = bool(processes)
         load.elsewhere = sum(self._share(pid) for pid in processes)
@@ -213,7 +214,7 @@ class Growth:
                 return _nothing
             spans, ended, self._spans, self._ended = self._spans, self._ended, [], []
         if not self._last:
-            return _nothing  # the system does not say
+            return _nothing  # the system does not report memory
         _divide(spans)
         return lambda: _report(ended)
 
@@ -225,7 +226,7 @@ class Growth:
 
 
 def _divide(spans: Sequence[_Span]) -> None:
-    """Give what the process has grown by to the loads."""
+    """Divide the growth of the process among the loads."""
     together, sharing = 0, dict[MeasuredLoad, None]()
     for grown, loads in spans:
         here = [each for each in loads if not each.own]
@@ -247,7 +248,7 @@ def _report(loads: Sequence[MeasuredLoad]) -> None:
 
 
 def _with_children(pid: int) -> int:
-    """Return the share of memory of a process and its descendants."""
+    """Return the proportional share of memory of a process and its descendants."""
     return share_of(pid) + sum(share_of(each) for each in children(pid))
 
 
@@ -257,67 +258,67 @@ def _nothing() -> None: ...
 _log = logging.getLogger(__name__)
 
 PATIENCE_NS = 1_000_000_000
-"""Longest wait of a model for others to become idle by themselves."""
+"""Longest time to wait for other models to become idle by themselves."""
 BLOCKED_NS = 3 * PATIENCE_NS
 WAIT_NS = 30_000_000_000
 _MOST_NAMED = 5
-"""Models that a refusal names."""
+"""Maximum number of models named in a refusal."""
 
 
 class TooLargeError(ModserveError):
-    """A model alone is larger than the limit: trying again does not help."""
+    """The model alone exceeds the limit: retrying does not help."""
 
 
 class ResidentModel(Protocol):
-    """A model that is in memory or on its way there or out, as the budget sees it."""
+    """The budget's view of a model that is in memory, entering or leaving it."""
 
     id: ModelId
     held: int
-    """Bytes that count against the limit. Only the budget writes it."""
+    """Bytes that count against the limit. Written only by the budget."""
     size: int
-    """Bytes as measured last; 0 while unknown. Only the budget writes it."""
+    """Last measured size in bytes; 0 while unknown. Written only by the budget."""
     files: int
     last_used_ns: int
 
     @property
     def movable(self) -> bool:
-        """True if it is in memory, not pinned and not about to leave."""
+        """True if it is in memory, not pinned and not leaving."""
 
     @property
     def at_work(self) -> str:
-        """Present activity, for people; empty if none."""
+        """Current activity, as text; empty if none."""
 
     @property
     def borrowed(self) -> bool:
-        """True if other holders may use it at any moment."""
+        """True if other holders may use it at any time."""
 
     @property
     def calls(self) -> bool:
-        """Return whether its engine is calling another model, and may wait for that to come into memory."""
+        """Return whether its engine is calling another model, and may be waiting for that to be loaded."""
 
     @property
     def interruptible(self) -> bool:
-        """True if its work ends by itself without new requests: no sequences, no loans."""
+        """True if its work ends without new requests: it has no sequences or loans."""
 
     @property
     def holds(self) -> str:
-        """Reason that it stays in memory, for people."""
+        """Reason that it stays in memory, as text."""
 
     async def wait_until_relieved(self) -> None:
-        """Wait until it is not at work any more; if it is not, until it is no longer borrowed."""
+        """Wait until it is no longer at work; if it is not, until it is no longer borrowed."""
 
     def hold_back(self, on: bool) -> None:
-        """Let new requests wait, or let them through again."""
+        """Hold back new requests, or let them through again."""
 
     def leave(self, why: str) -> "asyncio.Task[None]":
-        """Leave memory, from this moment on. `held` is 0 when the task has ended."""
+        """Begin to leave memory. `held` is 0 when the task has ended."""
 
     async def make(self) -> Servable:
         """Load the model."""
 
 
 class ModelMemory:
-    """The budget of one server. On the event loop's thread; what it measures blocks and runs in a thread."""
+    """Memory budget of one server, on the event loop's thread. Blocking measurements run on a thread."""
 
     def __init__(
         self,
@@ -329,16 +330,16 @@ class ModelMemory:
         run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]] = asyncio.to_thread,
     ) -> None:
         self.limit = limit
-        """Bytes; 0: any number."""
+        """Limit in bytes; 0 for none."""
         self._clock = clock
         self._meter = meter or Meter()
         self._wait_ns = wait_ns
         self._run = run
         self._occupants: dict[ResidentModel, None] = {}
         self._loading: dict[ResidentModel, int] = {}
-        """Occupants that are being loaded, each with the bytes of others that were loaded meanwhile."""
+        """Occupants being loaded, each with the bytes of other models loaded meanwhile."""
         self._queue: dict[ResidentModel, int] = {}
-        """Occupants that wait for room, the first one first, each with the end of its block."""
+        """Occupants waiting for room, in order, each with the time until which it blocks others."""
         self._changed = asyncio.Event()
         self._tasks = Background("model_memory")
 
@@ -358,7 +359,7 @@ class ModelMemory:
         return MemoryReport(self.limit, self.held)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run what outlives the call that began it."""
+        """Run work that outlives its caller."""
         return self._tasks.start(work)
 
     def wake_waiting(self) -> None:
@@ -366,10 +367,10 @@ class ModelMemory:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # Into memory
+    # Loading
 
     def check(self, occupant: ResidentModel) -> None:
-        """Raise `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
+        """Raise `TooLargeError` for a model that cannot fit, by its measured size or else its files."""
         size = occupant.size or occupant.files
         if self.limit and size > self.limit:
             by = "as measured when it was loaded" if occupant.size else "its files alone"
@@ -380,8 +381,8 @@ class ModelMemory:
     ) -> Servable:
         """Make room for a model, load and measure it.
 
-        `on_begin` is called when there is room, and `on_wait` when there turned out to be too little. Raises
-        `TooLargeError`, UNAVAILABLE if no room could be made in time, and what its load raises.
+        `on_begin` is called when there is room, `on_wait` when the room turns out too small. Raises `TooLargeError`,
+        UNAVAILABLE if no room could be made in time, and the errors of the load.
         """
         self.check(occupant)
         self._occupants[occupant] = None
@@ -401,7 +402,7 @@ class ModelMemory:
                 try:
                     if await self._fits_now(occupant):
                         return servable
-                except BaseException:  # nobody wants it any more
+                except BaseException:  # the caller was cancelled
                     await servable.close()
                     raise
                 await self._let_go(servable, occupant)
@@ -420,7 +421,7 @@ class ModelMemory:
         except BaseException:
             await servable.close()
             raise
-        # Requests come and go meanwhile: what they have freed must not make a model look smaller than its files.
+        # Other requests run meanwhile: memory that they free must not make a model look smaller than its files.
         own = max(grown - self._loading[occupant], occupant.files)
         occupant.size = occupant.held = own
         for each in self._loading:
@@ -428,7 +429,7 @@ class ModelMemory:
         return servable
 
     async def _fits_now(self, occupant: ResidentModel) -> bool:
-        """Evict others until a loaded model fits; False if it cannot stay."""
+        """Evict others until a loaded model fits; return False if it cannot stay."""
         while self._excess(occupant, occupant.held) > 0:
             if occupant.held > self.limit:
                 return False
@@ -443,7 +444,7 @@ class ModelMemory:
             "model '%s', version %d: needs %s, more than there is room for at the moment", *occupant.id, _mb(occupant)
         )
         try:
-            await servable.close()  # nobody had it yet
+            await servable.close()  # not in use yet
         except Exception:
             _log.exception("model '%s', version %d: closing its engine failed", *occupant.id)
         del servable
@@ -451,7 +452,7 @@ class ModelMemory:
         occupant.held = 0
 
     async def _make_room(self, occupant: ResidentModel, size: int, end_ns: int) -> None:
-        """Return when a model of this size counts as there. Raises UNAVAILABLE after `end_ns`."""
+        """Return when a model of this size is accounted for. Raises UNAVAILABLE after `end_ns`."""
         held_back: list[ResidentModel] = []
         begin_ns = self._clock.now_ns()
         patient_ns = min(begin_ns + PATIENCE_NS, end_ns)
@@ -481,7 +482,7 @@ class ModelMemory:
                 each.hold_back(False)
 
     def _is_first(self, occupant: ResidentModel) -> bool:
-        """True if no occupant waits for room ahead of this one, except blocked ones."""
+        """True if no other occupant waits ahead of this one, except those past their blocking time."""
         now_ns = self._clock.now_ns()
         return (
             next((each for each, end_ns in self._queue.items() if each is occupant or now_ns < end_ns), None)
@@ -489,14 +490,14 @@ class ModelMemory:
         )
 
     def _is_hopeless(self, occupant: ResidentModel, size: int) -> bool:
-        """True if pinned models leave too little room, and no other model is on its way in or out."""
+        """True if pinned models leave too little room, and no other model is entering or leaving memory."""
         others = [each for each in self._occupants if each is not occupant and each.held and not each.movable]
         if not all(each.holds for each in others):
             return False
         return size + sum(each.held for each in others) > self.limit > 0
 
     async def _something(self, until_ns: int) -> None:
-        """Return when a model has become idle, has come or gone, or it is `until_ns`."""
+        """Return when a model has become idle, entered or left memory, or at `until_ns`."""
         timer = self._clock.call_at(until_ns, self.wake_waiting)
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._changed.wait())]
@@ -508,20 +509,20 @@ class ModelMemory:
             for task in tasks:
                 task.cancel()
 
-    # Out of memory
+    # Eviction and closing
 
     def forget(self, occupant: ResidentModel) -> None:
-        """Remove an occupant that has nothing in memory any more."""
+        """Remove an occupant without memory."""
         occupant.held = 0
         self._occupants.pop(occupant, None)
         self.wake_waiting()
 
     async def close(self, servable: Servable, occupant: ResidentModel) -> None:
-        """Close what is not in use any more, and return its memory to the system."""
+        """Close an unused model, and return its memory to the system."""
         try:
             await servable.drain()
             await servable.close()
-        except Exception:  # an engine that cannot end well is gone all the same
+        except Exception:  # the engine counts as closed even so
             _log.exception("model '%s', version %d: closing its engine failed", *occupant.id)
         finally:
             del servable
@@ -535,10 +536,10 @@ class ModelMemory:
         leaving = [each.leave(f"to make room for model '{name}', version {version}") for each in victims]
         await asyncio.wait(leaving)
 
-    # Who has to leave
+    # Candidates
 
     def _others(self, occupant: ResidentModel) -> list[ResidentModel]:
-        """Return the occupants that could leave for this one once idle, the least recently used first."""
+        """Return the occupants that could leave for this one once idle, least recently used first."""
         others = [each for each in self._occupants if each is not occupant and each.movable]
         return sorted(others, key=lambda each: each.last_used_ns)
 
@@ -555,7 +556,7 @@ class ModelMemory:
         return chosen
 
     def _prefix(self, candidates: Sequence[ResidentModel], occupant: ResidentModel, size: int) -> list[ResidentModel]:
-        """Return the first candidates with enough memory in total; none if all of them have too little."""
+        """Return the first candidates with enough memory in total; none if all together have too little."""
         excess, chosen = self._excess(occupant, size), list[ResidentModel]()
         for each in candidates:
             if excess <= 0:
@@ -564,7 +565,7 @@ class ModelMemory:
             excess -= each.held
         return chosen if excess <= 0 else []
 
-    # What is said
+    # Messages
 
     def _too_large(self, occupant: ResidentModel, size: int, by: str) -> TooLargeError:
         name, version = occupant.id

@@ -1,24 +1,24 @@
-"""The requests that wait until their model is in memory.
+"""Requests that wait until their model is in memory.
 
-Each has an `Inflight` of its own, which its client may cancel and whose deadline counts. When the model is there, it is
-submitted with a sink in between (`_Relay`), since the model makes another `Inflight` of it: what happens to one of the
-two from then on happens to both.
+Each has an `Inflight` of its own, which its client may cancel and which has a deadline. Once the model is loaded, the
+request is submitted with a sink in between (`_Relay`), since the model creates a second `Inflight` for it: from then
+on, events of one apply to both.
 
-The stages of a model that comes into memory and leaves it, and which event leads from which to which.
+Stages of a model that is loaded and evicted on demand, with their transitions.
 
-`OnDemandModel` owns its stage and is the only one that changes it, by `after`. What exists at which stage:
+`OnDemandModel` owns its stage, and alone changes it, by `after`. What exists at each stage:
 
 - A loaded model (`_inner`): while RESIDENT or HELD_BACK, and never otherwise.
-- A task that brings it into memory (`_task`): while WAITING or LOADING. There may be one already while the model is
-  LEAVING, for requests that came since; it waits for that end.
+- A task that loads it (`_task`): while WAITING or LOADING. It may also exist while the model is LEAVING, for requests
+  that arrived since; it waits for that to end.
 - A task that closes it (`_leaving`): while LEAVING.
-- Requests that wait: at every stage but RESIDENT. Something always ends that: one of the two tasks, or the budget,
-  which holds a model back only while it makes room for another one.
+- Waiting requests: at every stage but RESIDENT. Something always ends that: one of the two tasks, or the budget, which
+  holds a model back only while it makes room for another one.
 
-Draining is independent of this: it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
-occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
+Draining is independent of this: it only prevents HELD_BACK, and pins the model. The budget (`memory`) sees an occupant
+that is `movable` while there is a loaded model; it requests only HOLD, RELEASE and EVICT.
 
-The work of a loaded model, and how it comes and goes by its own rules.
+Activity of a loaded model, and its own rules for entering and leaving memory.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ TRANSITIONS: Mapping[Stage, Mapping[StageEvent, Stage]] = {
         StageEvent.EVICT: Stage.LEAVING,
         StageEvent.RELEASE: Stage.RESIDENT,
     },
-    # A task that was to bring it back may be cancelled meanwhile.
+    # A task that was to load it again may be cancelled meanwhile.
     Stage.LEAVING: {StageEvent.LEFT: Stage.ABSENT, StageEvent.FAILED: Stage.LEAVING, StageEvent.RELEASE: Stage.LEAVING},
 }
 
@@ -101,18 +101,18 @@ class StayRules(NamedTuple):
 
     pin: bool = False
     idle_ns: int = 0
-    """Time that it stays in memory without requests; 0: for ever."""
+    """Time in memory without requests; 0 for unlimited."""
 
 
 class Borrowers(NamedTuple):
-    """Borrowers of servables, as `repository.locks.Loans` has them."""
+    """Borrowers of servables (`repository.locks.Loans`)."""
 
     lent: Callable[[Servable], bool] = lambda servable: False
     returned: Callable[[Servable], Awaitable[None]] | None = None
 
 
 def at_work(servable: object) -> str:
-    """Return the activity of a servable, for people. A `Finisher` knows of abandoned requests."""
+    """Return the activity of a servable, as text. A `Finisher` also knows abandoned requests."""
     idle = isinstance(servable, Finisher) and not servable.busy
     if not idle and (count := outstanding(servable)):
         return f"{count} requests in flight" if count > 1 else "1 request in flight"
@@ -136,7 +136,7 @@ NOBODY_BORROWS = Borrowers()
 class IdleWatch:
     """Calls `on_idle` when a model has not been used for `idle_ns`; never if that is 0.
 
-    `used_ns` says when it was used last: now, while it is in use.
+    `used_ns` returns the time of the last use: the present, while the model is in use.
     """
 
     def __init__(self, clock: Clock, idle_ns: int, used_ns: Callable[[], int], on_idle: Callable[[], None]) -> None:
@@ -169,19 +169,19 @@ class IdleWatch:
 
 
 def mark_seen(task: "asyncio.Task[None]") -> None:
-    """Retrieve a task's failure, which the waiters have received; asyncio would report it as never retrieved."""
+    """Retrieve a task's failure, already reported to its waiters, to avoid asyncio's warning."""
     if not task.cancelled():
         task.exception()
 
 
 MOST = 1024
-"""Requests of one model that wait, where its queue policy names no number."""
+"""Maximum number of waiting requests of one model, unless its queue policy sets one."""
 
 
 class WaitingRequests:
     """Waiting requests of one model, in order of arrival. On the event loop's thread.
 
-    `on_empty` is called when the last one has left by itself: its client cancelled it, or it waited too long.
+    `on_empty` is called when the last one leaves by itself, cancelled or timed out.
     """
 
     def __init__(self, clock: Clock, statistics: ModelStatistics, on_empty: Callable[[], None]) -> None:
@@ -189,17 +189,17 @@ class WaitingRequests:
         self._statistics = statistics
         self._on_empty = on_empty
         self._waiting: dict[Inflight, int] = {}
-        """Waiting requests, each with the time at which it has waited too long; 0 for never."""
+        """Waiting requests, each with the end of its time-out; 0 for none."""
         self._alarm = Alarm(clock, self._look)
         self._emptied = asyncio.Event()
         self.waited_ns = 0
-        """Total time of the waits that are over."""
+        """Total time of finished waits."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def longest_ns(self, now_ns: int) -> int:
-        """Return how long the oldest waiting request has waited; 0 if none waits."""
+        """Return the age of the oldest waiting request; 0 if there is none."""
         return next((now_ns - inflight.queue_start_ns for inflight in self._waiting), 0)
 
     def add(self, inflight: Inflight, policy: QueuePolicy) -> None:
@@ -222,10 +222,10 @@ class WaitingRequests:
             self._alarm.by(end_ns)
 
     def hand_over(self, servable: Servable) -> None:
-        """Submit all waiting requests to the model, which is loaded."""
+        """Submit all waiting requests to the loaded model."""
         for inflight in list(self._waiting):
             if not self._leave(inflight):
-                continue  # re-entrancy: a sink may cancel other requests when it hears of a failure
+                continue  # re-entrancy: a sink may cancel other requests on a failure
             relay = _Relay(inflight)
             try:
                 inner = servable.submit(inflight.request, relay, inflight.request_start_ns)
@@ -254,7 +254,7 @@ class WaitingRequests:
         self._tell_if_empty()
 
     def _look(self) -> None:
-        """Refuse what has waited too long."""
+        """Refuse requests that have waited too long."""
         now_ns = self._clock.now_ns()
         for inflight, end_ns in list(self._waiting.items()):
             if end_ns and end_ns <= now_ns:
@@ -270,7 +270,7 @@ class WaitingRequests:
             inflight.settle(error)
 
     def _leave(self, inflight: Inflight) -> bool:
-        """Remove a request; True if it was still there."""
+        """Remove a request; True if it was still waiting."""
         if self._waiting.pop(inflight, None) is None:
             return False
         inflight.on_cancel = None
@@ -287,13 +287,13 @@ class WaitingRequests:
 
 
 def waiting_inflight(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-    """Return the `Inflight` of an unchecked request: its model checks it when it is loaded."""
+    """Return the `Inflight` of an unchecked request; its model checks it once loaded."""
     return Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
 
 
 @dataclass(slots=True, eq=False)
 class _Relay:
-    """Implements `core.requests.response.ResponseSink`: passes the model's outcomes to the request that waited."""
+    """Implements `core.requests.response.ResponseSink`: passes the model's outcomes to the waiting request."""
 
     outer: Inflight
     inner: Inflight | None = None

@@ -1,9 +1,9 @@
-"""Models with cached responses: a request like one before does not run, one like another under way waits.
+"""Models with cached responses: a repeated request does not run; one equal to a request under way waits for it.
 
-Similar requests under way are a *flight*. Its first request runs, or looks for its response where that takes a wait;
-later ones hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others
-run: one after the other if it was only the first client's doing (it has gone, its time was up), else all at once, as if
-each had come alone. Requests with another priority or patience are no part of it: they would wait in another way.
+Equal requests under way form a *flight*. Its first request runs, or looks up its response if that takes time; later
+ones hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others run: one
+after the other if the failure concerns only the first client (it disconnected or timed out), else all at once, as if
+each had arrived alone. Requests with another priority or time-out do not join: they would wait differently.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from modserve.resources.response_cache import Cache, key
 from .wrappers import ModelWrapper
 
 _FlightKey: TypeAlias = tuple[bytes, object, int]
-"""Common key of the requests of a flight: the key of their response, and how they wait in a queue."""
+"""Key shared by the requests of a flight: the key of their response, and their queueing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +38,10 @@ class _Flight:
 
 
 class CachedModel(ModelWrapper):
-    """Keeps the responses of a model or an ensemble that has one for each request: the same request does not run again.
+    """Caches responses of a model or an ensemble with one response per request.
 
-    For an ensemble the response of the whole is kept, and a hit runs none of its models. Requests that wait for the
-    response of another request count as hits. Each tenant has responses of its own, unless the model shares them.
+    For an ensemble the response of the whole is cached, and a hit runs none of its models. Requests that wait for the
+    response of another request count as hits. Each tenant has its own responses, unless the model shares them.
     """
 
     def __init__(self, servable: Servable, cache: Cache, clock: Clock) -> None:
@@ -56,7 +56,7 @@ class CachedModel(ModelWrapper):
         self._looking: set[asyncio.Future[InferenceResponse | None]] = set()
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        if self._stopped:  # it says so itself
+        if self._stopped:  # the model itself refuses the request
             return self._servable.submit(request, sink, now_ns)
         start_ns = time.monotonic_ns()
         tenant = request.tenant
@@ -97,13 +97,13 @@ class CachedModel(ModelWrapper):
             await super().idle()
 
     def stop(self) -> None:
-        """Keep nothing any more."""
+        """Cache nothing from now on."""
         self._stopped = True
         self._cache.forget(self)
 
     async def drain(self) -> None:
         self._stopped = True
-        await self._nobody_waits.wait()  # they may have to run yet
+        await self._nobody_waits.wait()  # waiting requests may still have to run
         await self._servable.drain()
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class CachedModel(ModelWrapper):
             self._all_fail(flight, unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
         await self._servable.close()
 
-    # Those that wait
+    # Waiting requests
 
     def _join(
         self, flight: _Flight, request: InferenceRequest, sink: ResponseSink, now_ns: int, start_ns: int
@@ -166,7 +166,7 @@ class CachedModel(ModelWrapper):
             self._leave(flight, inflight)
             yield inflight
 
-    # What becomes of a flight
+    # End of a flight
 
     def _on_look_up(self, flight: _Flight, start_ns: int, looking: "asyncio.Future[InferenceResponse | None]") -> None:
         self._looking.discard(looking)
@@ -187,7 +187,7 @@ class CachedModel(ModelWrapper):
         self.statistics.record_cache_miss(flight.looked_ns + time.monotonic_ns() - start_ns)
 
     def on_end(self, flight: _Flight, outcome: Outcome, of_client: bool) -> None:
-        """End a flight's run by its outcome; `of_client`: its failure says nothing about the other requests."""
+        """End a flight's run with its outcome. `of_client`: the failure does not concern the other requests."""
         if self._flights.get(flight.place) is not flight:
             return
         if isinstance(outcome, InferenceResponse):
@@ -205,7 +205,7 @@ class CachedModel(ModelWrapper):
             self._hit(inflight, response, flight.looked_ns)
 
     def _next(self, flight: _Flight) -> None:
-        """Let the first waiting request run; the flight ends if there is none."""
+        """Run the first waiting request; the flight ends if there is none."""
         inflight = next(iter(flight.waiting), None)
         if inflight is None:
             del self._flights[flight.place]
@@ -218,12 +218,12 @@ class CachedModel(ModelWrapper):
             self.statistics.record_failure(inflight, FailureReason.CANCELED, time.monotonic_ns())
             return
         self.statistics.record_cache_hit(inflight, looked_ns, time.monotonic_ns())
-        # New tensors: what is converted in them is kept no longer than the response.
+        # New tensors: conversions in them do not outlive the response.
         outputs = {name: Tensor.from_raw(one.datatype, one.shape, one.raw) for name, one in kept.outputs.items()}
         inflight.settle(replace(kept, id=inflight.request.id, outputs=outputs, waited_ns=0))
 
     def _run(self, flight: _Flight, outer: Inflight) -> None:
-        """Submit a request that was taken before. Its outcome goes to `outer`."""
+        """Submit a request that already has an `Inflight`. Its outcome goes to `outer`."""
         relay = _Relay(self, flight, outer)
         try:
             inner = self._servable.submit(outer.request, relay, outer.request_start_ns)
@@ -241,7 +241,7 @@ class CachedModel(ModelWrapper):
 def _inflight(
     request: InferenceRequest, sink: ResponseSink, now_ns: int, start_ns: int, kept: InferenceResponse | None = None
 ) -> Inflight:
-    """Return a request that the model does not know of."""
+    """Return an `Inflight` that the model does not know of."""
     names = request.outputs if kept is None else tuple(kept.outputs)
     inflight = Inflight(request, sink, request.inputs, names, 0, None, now_ns, request.deadline_ns)
     inflight.queue_start_ns = start_ns
@@ -250,7 +250,7 @@ def _inflight(
 
 @dataclass(slots=True, eq=False)
 class _Keeper:
-    """Implements `core.requests.response.ResponseSink`: keeps the response on its way to the client."""
+    """Implements `core.requests.response.ResponseSink`: caches the response on its way to the client."""
 
     _model: CachedModel
     _flight: _Flight
@@ -287,13 +287,13 @@ class _Relay:
             self._model.on_end(self._flight, outcome, _of_client(outcome))
 
     def cancel(self, outer: Inflight) -> None:
-        """Cancel the run, since the client has gone."""
+        """Cancel the run after a disconnect."""
         if self.inner is not None:
             self.inner.cancel()
 
 
 def _of_client(outcome: Outcome) -> bool:
-    """True if a failure is of one client only: it has gone, or waits no longer."""
+    """True if a failure concerns one client only: it has disconnected or timed out."""
     if not isinstance(outcome, ModserveError):
         return False
     return outcome.code is Code.CANCELLED or outcome.message == "Request timeout expired"

@@ -1,4 +1,4 @@
-"""The server's response cache as each model version sees it."""
+"""The server's response cache, per model version."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ _CHUNK = 1024 * 1024
 
 
 def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
-    """Make the cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
+    """Create the cache by its settings. Raises UNAVAILABLE if a library is missing."""
     if (redis := settings.redis) is not None:
         store = shared_cache.connect(redis)
         return SharedCache(store, redis.socket_timeout_s, settings.ttl_s, settings.entry_size)
@@ -33,22 +33,22 @@ def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
 
 @dataclass(slots=True)
 class _Version:
-    """Record of a version that was loaded."""
+    """A loaded version."""
 
     path: Path
     config: bytes
     marks: object
-    """The state of its files when it was loaded."""
+    """State of its files when it was loaded."""
     identity: bytes | None = None
-    """Identity, or None until it is needed."""
+    """Identity; None until it is needed."""
 
 
 class VersionCaches:
-    """Gives a cache to each version that is loaded.
+    """Provides the cache of each loaded version.
 
-    In a cache that is shared, a version finds what another one has kept, in another process or before a restart, if
-    both have the same name, version, configuration and files, and run on the same modserve with the same `options` of
-    its backends; an ensemble also its models. For that their files are read once more before the load.
+    In a shared cache, a version finds responses stored by another process or before a restart if both have the same
+    name, version, configuration and files, and run the same modserve with the same `options` of its backends; for an
+    ensemble, also the same models. To determine this, the files are read once more before the load.
     """
 
     def __init__(self, cache: ResponseCache | SharedCache | None = None, options: object = None) -> None:
@@ -59,7 +59,7 @@ class VersionCaches:
     async def of(
         self, model_id: ModelId, path: Path, draft: Draft, needs: Iterable[str], executor: futures.Executor
     ) -> Cache | None:
-        """Return the cache of a version with files at `path`, made of the models `needs`. Raises nothing."""
+        """Return the cache of a version with files at `path` that needs the models `needs`. Never raises."""
         if not isinstance(self._cache, SharedCache):
             return self._cache
         loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class VersionCaches:
         return ModelCache(self._cache, model_id.name, model_id.version, identity)
 
     def _identify(self, model_id: ModelId, path: Path, config: bytes, needs: Iterable[str]) -> bytes:
-        """Return a version's identity. Blocks. Its models were loaded before, and are not being changed meanwhile."""
+        """Return a version's identity. Blocks. Its models are already loaded, and do not change meanwhile."""
         parts = [each for name in needs for each in self._of_model(name)]
         return _identity(model_id, path, config, [self._server, *parts])
 
@@ -90,12 +90,12 @@ class VersionCaches:
         return identities or [os.urandom(16)]
 
     def forget(self, name: str) -> None:
-        """Forget the versions of a model that has gone."""
+        """Forget the versions of a removed model."""
         for model_id in [each for each in self._versions if each.name == name]:
             del self._versions[model_id]
 
     def ending(self) -> None:
-        """Leave shared responses in place for other servers; this one ends."""
+        """Prepare for the end of this server: shared responses stay for other servers."""
         if isinstance(self._cache, SharedCache):
             self._cache.ending = True
 
@@ -105,9 +105,9 @@ class VersionCaches:
 
 
 def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[bytes]) -> bytes:
-    """Return 128 bits of a hash of all that the responses of a version depend on, as far as that can be read.
+    """Return 128 bits of a hash of everything that the responses of a version depend on, as far as it can be read.
 
-    The files of the version and the shared ones of all versions; `parts` stand for the server and other models. Blocks.
+    Covers the version's files and files shared by all versions; `parts` stand for the server and other models. Blocks.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in (config, *parts):
@@ -127,7 +127,7 @@ def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[byte
 
 
 def _marks(path: Path, version: int) -> object:
-    """Return the state of the files of a version: equal if none has changed. Blocks."""
+    """Return the state of the files of a version, equal if none has changed. Blocks."""
     try:
         stats = [(str(file), file.stat()) for file in _files(path, version)]
     except OSError:
@@ -136,7 +136,7 @@ def _marks(path: Path, version: int) -> object:
 
 
 def _files(path: Path, version: int) -> list[Path]:
-    """Return all files except those of other versions. Raises OSError if there is no such directory."""
+    """Return all files except files of other versions. Raises OSError if there is no such directory."""
     files = []
     for directory, folders, names in os.walk(path, onerror=_raise, followlinks=True):
         if Path(directory) == path:

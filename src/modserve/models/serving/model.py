@@ -1,4 +1,4 @@
-"""Single loaded model version: checks requests, queues them, and knows when all are settled."""
+"""A single loaded model version: checks requests, queues them, and knows when all are settled."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ from .warm_up import warm_up
 _log = logging.getLogger(__name__)
 
 _ABANDONED_NS = 5_000_000_000
-"""Time that an ending model waits for executions with no requests waiting for them."""
+"""Time that a closing model waits for executions without waiting requests."""
 _LOOK_S = 0.5
 """Interval of checks for such executions."""
 
@@ -47,9 +47,9 @@ _LOOK_S = 0.5
 class Model:
     """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, and `execution.owner.PoolOwner`.
 
-    On the event loop's thread. `service` has its states. It closes the engine and the instances that it is made with;
-    if making it fails, that is left to the caller. With a `limiter`, its instances share resources with other
-    models' instances: INVALID_ARG is raised if one needs more than there is.
+    On the event loop's thread. For its states, see `service`. It closes the engine and instances passed to it, unless
+    its constructor raises; then the caller does. With a `limiter`, its instances share resources with other models'
+    instances; the constructor raises INVALID_ARG if one needs more than exists.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Model:
     ) -> None:
         self.id = model_id
         self.unready_reason: str | None = None
-        """Reason that it takes no requests at the moment, although it is loaded: it has no instance left."""
+        """Reason that it accepts no requests although it is loaded: it has no instance left."""
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = opened.statistics
@@ -70,10 +70,10 @@ class Model:
         self.labels = opened.labels
         self.engine_report = opened.engine_report
         self.opened = replace(opened, instances=())
-        """Opened model that it was made of, without the instances, which come and go."""
+        """The opened model, without its instances, which change."""
         self.outstanding = 0
         self._apart = False
-        """True if requests run alone despite a dynamic batcher in the configuration: their rows were mixed."""
+        """True if requests run alone despite dynamic batching in the configuration: their rows were mixed."""
         self._engine = opened.engine
         self._clock = clock
         self._all_settled = asyncio.Event()
@@ -149,7 +149,7 @@ class Model:
         self._scheduler.enqueue(inflight)
 
     def _refuse(self, inflight: Inflight) -> None:
-        """Refuse a request, in place of `Scheduler.enqueue`, where no instance is left."""
+        """Refuse a request, instead of `Scheduler.enqueue`, when no instance is left."""
         trouble = self.pool.trouble
         raise unavailable(f"{inflight.request.label}{'' if trouble is None else trouble.message}")
 
@@ -161,7 +161,7 @@ class Model:
         return self.outstanding > 0 and not (abandoned_ns >= _ABANDONED_NS and self._is_abandoned())
 
     def _is_abandoned(self) -> bool:
-        """True if all requests at hand are with engines that continue them although their clients have left.
+        """True if all pending requests are cancelled ones that engines have not finished.
 
         Such an engine may hang. Closing it is then the only way to end it, if there is one.
         """
@@ -175,7 +175,7 @@ class Model:
         try:
             self._enqueue(inflight)
         except BaseException as error:
-            # A client's mistake says nothing of the model.
+            # An invalid request does not count as a failure of the model.
             if not isinstance(error, ModserveError) or error.code is not Code.INVALID_ARG:
                 self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
             raise
@@ -196,12 +196,12 @@ class Model:
         return Oldest(self.pool.oldest_execution_ns(now_ns), waited_ns)
 
     async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
-        """Run samples on every instance, before there are requests. Raises why an instance is not fit to serve."""
+        """Run samples on every instance before it serves. Raises the reason if an instance is not fit to serve."""
         numbers = range(self.pool.count)
         self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
 
     async def warm(self, instances: Sequence[Instance], opened: OpenedModel) -> None:
-        """Warm up instances that are to be added, with the samples of a new configuration."""
+        """Warm up new instances with the samples of a new configuration."""
         numbers = [instance.number for instance in instances]
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
@@ -211,9 +211,9 @@ class Model:
         return dict(self.opened.specs)
 
     def promise(self, config: ModelConfig, specs: Mapping[int, InstanceSpec]) -> Mapping[int, ResourceTurn] | None:
-        """Return a change's needs of shared resources, by instance number; None if there is no limiter.
+        """Reserve and return a change's needs of shared resources, by instance number; None without a limiter.
 
-        Raises INVALID_ARG if there is not so much. `change` or `break_promise` follows.
+        Raises INVALID_ARG if they exceed the resources. `change` or `break_promise` must follow.
         """
         if self._limited is None:
             return None
@@ -223,7 +223,7 @@ class Model:
         return by_number
 
     def break_promise(self, needs: Mapping[int, ResourceTurn]) -> None:
-        """Withdraw a promise: there will be no `change` to these needs."""
+        """Withdraw a reservation: no `change` with these needs follows."""
         if self._limited is not None:
             self._limited.break_promise(needs)
 
@@ -237,8 +237,8 @@ class Model:
     ) -> None:
         """Apply another configuration to the same engine: other instances, and a new queue if `queue_config` is given.
 
-        Requests in the old queue run first, and none of them fails. `needs` are those of all instances, by number;
-        None: they are as before, or there is no limiter.
+        Requests in the old queue run first, and none of them fails. `needs`: resources of all instances, by number;
+        None if they are unchanged or there is no limiter.
         """
         self.opened, self.config, self.config_message = opened, opened.config, opened.message
         self.engine_report = opened.engine_report
@@ -256,7 +256,7 @@ class Model:
         self.health_changed()
 
     def _remove(self, numbers: Collection[int]) -> None:
-        """Remove instances: they finish what they have, and are closed."""
+        """Remove instances; they finish their work and are closed."""
         for number in numbers:
             self.opened.specs.pop(number, None)
         if self._limited is not None:
@@ -264,11 +264,11 @@ class Model:
         self.pool.change((), numbers)
 
     def _reassign(self, added: Collection[Instance], removed: Collection[int]) -> Collection[int]:
-        """Reassign instances that come and go. Returns the numbers of instances that may leave at once."""
+        """Hook for subclasses: reassign instances. Return the numbers of instances that may leave at once."""
         return removed
 
     def _replace_queue(self, queue_config: QueueConfig) -> BatchPolicy | None:
-        """Replace the queue; returns the learner from executions from now on."""
+        """Replace the queue; return the learner for later executions."""
         former = self._scheduler
         self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
         former.stop()
@@ -330,7 +330,7 @@ class Model:
         inflight.settle(error)
         self.on_settle(1)
 
-    # What the pool tells
+    # Called by the pool
 
     def on_settle(self, count: int) -> None:
         self.outstanding -= count

@@ -1,4 +1,4 @@
-"""Readiness checks of a model by its instances with `check_ready`."""
+"""Readiness checks of a model, by its instances with `check_ready`."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from modserve.core.version import ModelId
 _log = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 5.0
-"""Time limit of Triton: an instance that takes longer to say that it is ready is not."""
+"""Time limit, as in Triton; an instance that takes longer counts as not ready."""
 
 
 class _Reason(NamedTuple):
-    """Reason that a model is not ready. The text may vary between checks; it is logged once while the rest stays."""
+    """Reason that a model is not ready. Its text may vary between checks without another log line."""
 
     instance: str
     kind: str
@@ -26,8 +26,8 @@ class _Reason(NamedTuple):
 class ReadinessCheck:
     """Readiness check of one model version, on the event loop's thread. Concurrent callers share one check.
 
-    `executors` are the instances that are up, by name. An instance that has not ended one check when its time was over
-    is not asked again before it has.
+    `executors`: available instances by name. An instance with an overdue check is not asked again before that has
+    ended.
     """
 
     def __init__(
@@ -41,25 +41,25 @@ class ReadinessCheck:
         self._limit_seconds = limit_seconds
         self._running: asyncio.Task[bool] | None = None
         self._under_way: dict[str, asyncio.Task[bool]] = {}
-        """Pending answers of instances, by name."""
+        """Pending checks of instances, by name."""
         self._last: _Reason | None = None
 
     def __repr__(self) -> str:
         return f"ReadinessCheck({self._model.name}, {len(self._under_way)} under way)"
 
     async def check(self) -> bool:
-        """Return whether every instance that has something to say says that it is ready, in time."""
+        """Return whether every instance with a check reports in time that it is ready."""
         if self._running is None:
             if not any(hasattr(executor, "check_ready") for _, executor in self._executors()):
                 return True
             self._running = asyncio.create_task(self._check())
             self._running.add_done_callback(self._over)
         running = self._running
-        await asyncio.wait((running,))  # which a caller that is cancelled leaves alone
+        await asyncio.wait((running,))  # cancelling a caller does not cancel the check
         return not running.cancelled() and running.result()
 
     def close(self) -> None:
-        """End what is under way; waiters get the answer that the model is not ready."""
+        """Cancel pending checks; waiters get the answer that the model is not ready."""
         for task in (self._running, *self._under_way.values()):
             if task is not None:
                 task.cancel()
@@ -101,7 +101,7 @@ class ReadinessCheck:
     def _forget(self, name: str, task: asyncio.Task[bool]) -> None:
         del self._under_way[name]
         if not task.cancelled():
-            task.exception()  # also of one that nobody waits for any more: asyncio would complain
+            task.exception()  # retrieved even without a waiter, to avoid asyncio's warning
 
     def _tell(self, reason: _Reason | None) -> None:
         last, self._last = self._last, reason
@@ -116,7 +116,7 @@ class ReadinessCheck:
 
 
 async def _ask(check: Callable[[], Awaitable[object]]) -> bool:
-    """Ask an instance. Raises what the engine raises, and TypeError if the answer is no bool."""
+    """Ask an instance. Raises the engine's errors, and TypeError if the answer is no bool."""
     ready = await check()
     if not isinstance(ready, bool):
         raise TypeError(f"'check_ready' returned {ready!r}, expected True or False")

@@ -1,19 +1,18 @@
-"""The states of a loaded model version in service, and which event leads from which to which.
+"""States of a loaded model version in service, and their transitions.
 
-`Model` owns its state and is the only one that changes it, by `after`. What belongs to it knows nothing of states:
+`Model` owns its state, and alone changes it, by `after`. Its parts do not depend on the state:
 
-- *Queues.* One takes requests. A change in place that makes a new one stops the old one, which is *former* until
-  it is empty. Former queues exist in every state, run what they have first, and are told of free instances in
-  the order in which they were replaced; the present queue comes last.
-- *Instances.* The pool has them, and tells the model of losses and recoveries. Those that a change removed leave when
-  they have nothing left to do, in any state, and closing the model waits for that.
-- *Drain.* The queues refuse new requests themselves, since sequences that have begun may continue. So the state decides
-  only whether the queue is asked at all: without an instance it is not, and requests are refused at once.
+- *Queues.* One accepts requests. An in-place change that creates a new one stops the old one, which is *former* until
+  it is empty. Former queues exist in every state, run their requests first, and get free instances in the order in
+  which they were replaced; the current queue comes last.
+- *Instances.* The pool has them, and reports losses and recoveries to the model. Instances removed by a change leave
+  once they have finished, in any state, and closing the model waits for that.
+- *Drain.* The queues themselves refuse new requests, since begun sequences may continue. The state only decides
+  whether a queue gets the request: without an instance, requests are refused at once.
 
-What stands before a model has states of its own, which are not mixed with these: the response cache keeps responses or
-has stopped to (`cached`), and a model that comes and goes is somewhere on its way into memory or out of it
-(`models.residency.waiting`). Such a model is drained only while it stays in memory, so it is RESIDENT whenever this
-table is in DRAINING.
+Wrappers of a model have their own, separate states: the response cache is in use or stopped (`cached`), and an
+on-demand model is in memory, entering or leaving it (`models.residency.waiting`). Such a model is drained only while it
+stays in memory, so it is RESIDENT whenever this state is DRAINING.
 """
 
 import enum
@@ -21,7 +20,7 @@ from collections.abc import Mapping
 
 
 class Service(enum.Enum):
-    """Fate of a request that arrives now."""
+    """Treatment of a request that arrives now."""
 
     OPEN = "it queues"
     STRANDED = "it is refused, since no instance is left; what waits goes on waiting until an attempt to make one fails"
@@ -31,7 +30,7 @@ class Service(enum.Enum):
 
     @property
     def takes(self) -> bool:
-        """True if the queue is asked."""
+        """True if the queue gets the request."""
         return self not in (Service.STRANDED, Service.DRAINING_STRANDED)
 
     @property
@@ -77,7 +76,7 @@ TRANSITIONS: Mapping[Service, Mapping[ServiceEvent, Service]] = {
         ServiceEvent.DRAIN: Service.DRAINING_STRANDED,
         ServiceEvent.CLOSE: Service.CLOSED,
     },
-    # Instances may still be lost, or turn out to have been made, while the engine closes.
+    # Instances may still be lost, or be completed, while the engine closes.
     Service.CLOSED: {
         ServiceEvent.LOST: Service.CLOSED,
         ServiceEvent.HEALTHY: Service.CLOSED,

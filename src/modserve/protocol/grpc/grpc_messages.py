@@ -1,4 +1,4 @@
-"""Inference over gRPC: a ``ModelInferRequest`` to core values."""
+"""Decodes ``ModelInferRequest`` messages of gRPC to core values."""
 
 import math
 from collections.abc import Callable
@@ -32,9 +32,9 @@ def decode_request(
 ) -> InferenceRequest:
     """Decode an inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
-    `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lend` is called for inputs in shared memory,
-    which raise UNSUPPORTED without it; the lease is the caller's to release. `take` is called with the bytes of memory
-    that are needed next for elements that protobuf has not read; what it raises comes out here.
+    `deadline_ns`: the RPC's deadline on the monotonic clock, 0 without one. `lend`: called for inputs in shared memory,
+    which raise UNSUPPORTED without it; the caller releases the lease. `take`: called with the bytes of memory needed
+    next for elements that protobuf has not parsed; its errors propagate.
     """
     head = message.head
     if head.output_count > LIMITS.tensors:
@@ -82,7 +82,7 @@ def output_places(message: InferMessage, lend: LeaseFactory) -> dict[str, Region
 
 
 def class_counts(message: InferMessage) -> dict[str, int]:
-    """Return the number of best classes that the client requests, by output. Raises INVALID_ARG."""
+    """Return the number of top classes that the client requests, by output. Raises INVALID_ARG."""
     counts: dict[str, int] = {}
     for output in message.head.outputs:
         if CLASSIFICATION not in output.parameters:
@@ -98,15 +98,15 @@ def class_counts(message: InferMessage) -> dict[str, int]:
 
 
 def wants_empty_final(message: InferMessage) -> bool:
-    """True if a stream must report the end of this request's responses when it comes without a response."""
+    """True if a stream must report the end of this request's responses even without a response."""
     return message.parameters.get(_EMPTY_FINAL) == ("bool_param", True)
 
 
 def is_long(message: InferMessage, cached: bool, most_elements: int, most_texts: int) -> bool:
-    """True if reading the request takes long: more than `most_elements` elements that are not raw (of a message that
-    was split, more bytes of them), or a raw tensor of more than `most_texts` bytes where BYTES are counted.
+    """True if decoding takes long: more than `most_elements` typed elements (in a split message, more bytes of them),
+    or a raw tensor of more than `most_texts` bytes with BYTES elements to count.
 
-    Other raw tensors are not read; but those of a `cached` model are hashed.
+    Other raw tensors are not read, except that tensors for a `cached` model are hashed.
     """
     inputs, raws = message.head.inputs, message.raws
     if any(len(raw) > most_texts for raw in raws):
@@ -145,7 +145,7 @@ def _inputs(message: InferMessage, lend: LeaseFactory | None, take: Callable[[in
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{name}' for model '{model}'"
                 )
-            index = position - elsewhere  # there are none for inputs in shared memory
+            index = position - elsewhere  # inputs in shared memory have none
             if index >= len(raws):
                 raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
             raw = raws[index]
@@ -187,7 +187,7 @@ def _contents(sent: GrpcInput, model: str) -> Buffer:
 
 
 def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int], None]) -> Buffer:
-    """Decode contents that protobuf has not read, as `_contents` does."""
+    """Decode contents that protobuf has not parsed, like `_contents`."""
     name, datatype, model, count = sent.name, sent.datatype, message.model_name, math.prod(sent.shape)
     try:
         raw = typed_contents.decode(sent.contents, datatype, count, name, take)
@@ -204,7 +204,7 @@ def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int],
 
 
 def _field_error(field: str, name: str, datatype: Datatype, model: str) -> ModserveError:
-    """Return the error for an unexpected field; `field` is empty where there are several."""
+    """Return the error for an unexpected field; `field` is empty for several fields."""
     where = f"for input tensor '{name}' for model '{model}'"
     if not field:
         return invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")
@@ -215,7 +215,7 @@ def _field_error(field: str, name: str, datatype: Datatype, model: str) -> Modse
 
 
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
-    # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
+    # Typed: otherwise numpy converts 64-bit integers to floats. Only 8- and 16-bit integers come in a wider field.
     wide = np.array(list(values), dtype=np.int64 if datatype.size < 4 else datatype.numpy)
     return (narrow_elements(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
 
@@ -231,8 +231,8 @@ def _parameters(message: InferMessage) -> dict[str, ParameterValue]:
         if name in _TYPED_PARAMETERS and type(value) is int and value < 0:
             if name == "priority":
                 raise invalid(f"invalid value for '{name}', expected value >= 0.")
-            value += 2**64  # Triton's own are unsigned, and clients number sequences by signed hashes
-        if name != _EMPTY_FINAL:  # the stream's business, not the model's
+            value += 2**64  # Triton's are unsigned, and clients number sequences by signed hashes
+        if name != _EMPTY_FINAL:  # for the stream, not for the model
             values[name] = value
     return values
 

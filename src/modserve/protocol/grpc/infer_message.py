@@ -1,4 +1,4 @@
-"""A ``ModelInferRequest`` in plain values: what `request_reader` reads, and what is made of protobuf's message."""
+"""A ``ModelInferRequest`` as plain values, from `request_reader` or from protobuf's message."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -15,12 +15,12 @@ from modserve.protocol.shared_memory import BYTE_SIZE, OFFSET, REGION
 from .long_messages import Tensors
 
 Parameter: TypeAlias = tuple[str, ParameterValue | None]
-"""The field of ``InferParameter`` that is set, and its value; an empty name and None where none is."""
+"""Name and value of the set field of an ``InferParameter``; an empty name and None if none is set."""
 
 CLASSIFICATION: Final = "classification"
 OF_INPUTS: Final = (REGION, OFFSET, BYTE_SIZE)
 OF_OUTPUTS: Final = (*OF_INPUTS, CLASSIFICATION)
-"""Parameters of tensors that anybody reads; clients may send others."""
+"""Tensor parameters with a meaning; clients may send others."""
 
 NO_PARAMETERS: Final[dict[str, Parameter]] = {}
 
@@ -33,7 +33,7 @@ class GrpcInput(NamedTuple):
     shape: Shape
     parameters: Mapping[str, Parameter]
     contents: Any
-    """``InferTensorContents``, as a message or as the bytes of one; None where it has none."""
+    """``InferTensorContents``, as a message or its bytes; None without contents."""
 
 
 class GrpcOutput(NamedTuple):
@@ -45,9 +45,9 @@ class GrpcOutput(NamedTuple):
 
 @final
 class InferHead:
-    """The inputs and the requested outputs. It repeats from one request to the next, and changes only its `form`.
+    """Inputs and requested outputs. Repeats from request to request; only its `form` changes.
 
-    Of more tensors than `LIMITS` has there is only the number.
+    For more tensors than `LIMITS` allows, only their number is kept.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class InferHead:
             if sent.parameters or sent.contents is not None or len(sent.shape) > LIMITS.rank:
                 bare = False
         self.bare_inputs = bare and len(names) == input_count
-        """The inputs take any raw data, one after the other: nothing can be wrong with them by themselves."""
+        """True if the inputs accept any raw data in sequence: none can be invalid on its own."""
         output_names: list[str] = []
         bare = True
         for requested in outputs:
@@ -87,13 +87,13 @@ class InferHead:
         self.output_names: tuple[str, ...] = tuple(output_names)
         self.bare_outputs = bare
         self.lasting = False
-        """True if it is cached: other requests will share it."""
+        """True if it is cached, and shared with other requests."""
         self.form: RequestForm | None = None
-        """Form of the requests with this head whose raw tensors have the sizes `form_sizes`."""
+        """Form of requests with this head and raw tensors of the sizes `form_sizes`."""
         self.form_sizes: list[int] = []
 
     def form_of(self, raws: Sequence[Buffer]) -> RequestForm | None:
-        """Return the form of requests with bare inputs and these raw tensors: the last one's, if it is alike."""
+        """Return the form of requests with bare inputs and these raw tensors; reuses the last one if it matches."""
         if not self.lasting:
             return None
         sizes = list(map(len, raws))
@@ -111,7 +111,7 @@ class InferHead:
 
 @final
 class InferMessage:
-    """Content of a request in plain values; nothing is checked beyond what protobuf checks."""
+    """Content of a request as plain values, with no checks beyond protobuf's."""
 
     __slots__ = ("head", "id", "model_name", "model_version", "parameter_count", "parameters", "raws", "short", "split")
 
@@ -133,11 +133,11 @@ class InferMessage:
         """Number of parameters; above the limit in `LIMITS`, `parameters` is empty."""
         self.head = head
         self.raws = raws
-        """``raw_input_contents``; of more than a few bytes they are views of the message."""
+        """``raw_input_contents``; longer ones are views of the message."""
         self.short = short
-        """Reading it takes no time, however its elements came."""
+        """True if decoding takes no time, regardless of the elements' encoding."""
         self.split = False
-        """The contents of its inputs are bytes, which protobuf has not read."""
+        """True if the contents of its inputs are bytes that protobuf has not parsed."""
 
     def parse_version(self) -> int | None:
         """Return the requested version. Raises as `parse_requested` does."""
@@ -145,7 +145,7 @@ class InferMessage:
 
 
 def from_protobuf(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> InferMessage:
-    """Convert a message to plain values. `tensors` are those of a message that was split."""
+    """Convert a message to plain values. `tensors`: tensors of a split message."""
     parameters = message.parameters
     count = len(parameters)
     values = {name: _parameter(parameters[name]) for name in parameters} if 0 < count <= LIMITS.parameters else {}

@@ -1,8 +1,8 @@
-"""Long inference requests over gRPC, split so that protobuf reads only what is short in them.
+"""Splits long inference requests of gRPC, so that protobuf parses only their short parts.
 
-Protobuf copies each tensor twice, makes up to sixty times the memory of typed elements, and lets no other thread run
-meanwhile. Tensors stay views of the message instead. Field numbers are those of ``ModelInferRequest`` in
-protos/grpc_service.proto; how fields are written: protobuf.dev, "Encoding".
+Protobuf copies each tensor twice, takes up to sixty times the memory of typed elements, and blocks other threads
+meanwhile. Instead, tensors stay views of the message. For field numbers see ``ModelInferRequest`` in
+protos/grpc_service.proto; for the encoding of fields: protobuf.dev, "Encoding".
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ _INPUT, _RAW = (number << 3 | LENGTH_DELIMITED for number in (5, 7))
 _CONTENTS = 5 << 3 | LENGTH_DELIMITED
 
 _FEW_FIELDS, _MANY_FIELDS = 100, 32 * 1024
-"""Field counts, including those of inputs. A request within `protocol.limits` has fewer than the latter."""
+"""Field counts, including fields of inputs. A request within `protocol.limits` has fewer than the latter."""
 
 
 @final
 class Tensors:
-    """The tensors of a message, as views of it."""
+    """The tensors of a message, as views."""
 
     __slots__ = ("contents", "raws")
 
@@ -31,7 +31,7 @@ class Tensors:
         self.raws: list[Buffer] = []
         """``raw_input_contents``"""
         self.contents: list[Buffer | None] = []
-        """``contents`` of each input, as bytes; None where it has none."""
+        """``contents`` of each input as bytes; None without contents."""
 
 
 class ManyFieldsError(ValueError):
@@ -39,10 +39,10 @@ class ManyFieldsError(ValueError):
 
 
 def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | None:
-    """Return the message without its tensors, and these; None if more than `most` bytes are left without them.
+    """Return the message without its tensors, and the tensors; None if more than `most` bytes are left without them.
 
-    With `most`, which is 0 for no limit, the message may also have few fields only. Raises DecodeError for what is no
-    such message, and `ManyFieldsError` for more fields than any request has.
+    With `most` above 0, the message may have few fields only. Raises DecodeError for an invalid message, and
+    `ManyFieldsError` for more fields than any request has.
     """
     try:
         split = _Splitter(data, _FEW_FIELDS if most else _MANY_FIELDS)
@@ -79,14 +79,14 @@ class _Splitter:
         self.head.append(view[kept:])
 
     def _without_contents(self, position: int, end: int) -> list[Buffer]:
-        """Return the parts of an input between its contents; none if it has no contents."""
+        """Return the parts of an input between its contents; none without contents."""
         view, kept = self._view, position
         parts: list[Buffer] = []
         contents: Buffer | None = None
         for tag, start, value, stop in self._fields(position, end):
             if tag == _CONTENTS:
                 parts.append(view[kept:start])
-                # Several make one, as if they stood behind each other.
+                # Repeated contents are merged by concatenation.
                 contents = view[value:stop] if contents is None else b"".join((contents, view[value:stop]))
                 kept = stop
         self.tensors.contents.append(contents)

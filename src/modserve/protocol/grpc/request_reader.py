@@ -1,10 +1,10 @@
-"""Reads the bytes of a ``ModelInferRequest`` without message objects, where it is built as clients build it.
+"""Parses the bytes of a ``ModelInferRequest`` without message objects, if they have the form that clients write.
 
-That is: each field behind those with lower numbers, and so raw data at the end. Protobuf adds up the parts of a message
-(protobuf.dev, "Encoding", "Last One Wins"): what stands between the parameters and the raw data, the inputs and the
-requested outputs, means the same as a message of its own. Clients repeat it in each request, so it is read once, and
-its bytes are looked up from then on. Unusual messages are left to protobuf. Of the 16 µs that a request takes, this
-saves 5 (`benchmarks/codec_shortcuts.py`).
+In this form, each field follows the fields with lower numbers, so that raw data is at the end. Protobuf merges the
+parts of a message (protobuf.dev, "Encoding", "Last One Wins"): the bytes between parameters and raw data, with the
+inputs and requested outputs, mean the same as a message of their own. Clients repeat them in each request, so they are
+parsed once and then found in a cache. Unusual messages are left to protobuf. This saves 5 of the 16 µs of a request
+(`benchmarks/codec_shortcuts.py`).
 """
 
 import struct
@@ -21,9 +21,9 @@ from modserve.protocol.limits import LIMITS
 from .infer_message import NO_PARAMETERS, InferHead, InferMessage, Parameter, head_of
 
 SHORT: Final = 64 * 1024
-"""Bytes of a message that protobuf may read as a whole."""
+"""Size in bytes of a message that protobuf may parse as a whole."""
 
-# Keys of fields: their number and their wire type. First those of the request,
+# Keys of fields (number and wire type): first the fields of the request,
 _MODEL_NAME: Final = 0x0A
 _MODEL_VERSION: Final = 0x12
 _ID: Final = 0x1A
@@ -31,7 +31,7 @@ _PARAMETER: Final = 0x22
 _INPUT: Final = 0x2A
 _OUTPUT: Final = 0x32
 _RAW: Final = 0x3A
-# then those of an entry of a map, and of an ``InferParameter``.
+# then the fields of a map entry, and of an ``InferParameter``.
 _ENTRY_KEY: Final = 0x0A
 _ENTRY_VALUE: Final = 0x12
 _BOOL: Final = 0x08
@@ -44,17 +44,17 @@ _LONGEST: Final = 2**32
 _double: Final = struct.Struct("<d")
 
 _COPIED: Final = 512
-"""Bytes of a tensor that are quicker copied than viewed."""
+"""Size in bytes up to which copying a tensor is faster than a view."""
 _MOST_NAMES: Final = 1024
 _LONGEST_NAMES: Final = 256
 _MOST_HEADS: Final = 256 * 1024
-"""Bytes of the heads that are remembered; objects take up to thirty times as many."""
+"""Size in bytes of the cached heads; their objects take up to thirty times as much."""
 _LONGEST_HEAD: Final = 4096
 
 
 @final
 class RequestReader:
-    """Reads requests. It remembers what repeats from one to the next, so a front end has one."""
+    """Parses requests. Caches repeated parts, so a front end has one reader."""
 
     __slots__ = ("_heads", "_heads_size", "_most_short", "_names")
 
@@ -66,7 +66,7 @@ class RequestReader:
         self._heads_size = 0
 
     def read(self, data: bytes) -> InferMessage | None:
-        """Read the message; None if it is unusual or wrong, so that protobuf reads it."""
+        """Parse the message; None if it is unusual or invalid, and left to protobuf."""
         try:
             return self._read(data)
         except (IndexError, WireError, UnicodeDecodeError, DecodeError):
@@ -161,7 +161,7 @@ def _head_end(data: bytes, position: int, limit: int) -> int:
 
 
 def _raws(data: bytes, position: int) -> list[Buffer] | None:
-    """Read the tensors from `position` to the end; None if there are many, or something else."""
+    """Parse the tensors from `position` to the end; None if there are many, or other fields."""
     size = len(data)
     raws: list[Buffer] = []
     view: memoryview | None = None
@@ -186,9 +186,9 @@ def _raws(data: bytes, position: int) -> list[Buffer] | None:
 
 
 def _read_parameters(data: bytes, position: int, limit: int, parameters: dict[str, Parameter]) -> int:
-    """Fill `parameters` with those from `position` on; returns where they end, -1 if one of them is unusual.
+    """Add the parameters from `position` on to `parameters`; return their end, or -1 for an unusual one.
 
-    None ends behind `limit`.
+    None of them extends beyond `limit`.
     """
     size = len(data)
     while position < size and data[position] == _PARAMETER:
@@ -211,7 +211,7 @@ def _read_parameters(data: bytes, position: int, limit: int, parameters: dict[st
 
 
 def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
-    """Read the ``InferParameter`` from `position` to `end`; None unless it has exactly one field."""
+    """Parse the ``InferParameter`` from `position` to `end`; None unless it has exactly one field."""
     if position >= end:
         return None
     key = data[position]
@@ -242,9 +242,9 @@ def _field_end(data: bytes, position: int) -> int:
 
 
 def _long_length(data: bytes, position: int) -> tuple[int, int]:
-    """Read a length as `read_varint` does. Raises WireError for superfluous bytes, some of which protobuf accepts.
+    """Parse a length like `read_varint`. Raises WireError for superfluous bytes, some of which protobuf accepts.
 
-    Also raises it for lengths beyond any message: in compiled code, a position above 64 bits is no IndexError.
+    Also raised for lengths beyond any message: in compiled code, a position above 64 bits raises no IndexError.
     """
     length, position = read_varint(data, position)
     if not data[position - 1]:
@@ -255,7 +255,7 @@ def _long_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _value_start(data: bytes, position: int) -> int:
-    """Return the start of the value of a field as for `_field_end`."""
+    """Return the start of the value of a field, as in `_field_end`."""
     position += 1
     while data[position] > 0x7F:
         position += 1

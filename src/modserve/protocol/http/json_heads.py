@@ -1,12 +1,12 @@
-"""Memory of request descriptions: saves 4 of the 14 µs of a binary request, and of the 20 µs of one in JSON, if each
+"""Cache of request descriptions. Saves 4 of the 14 µs of a binary request, and of the 20 µs of one in JSON, if each
 request has another id and other values; 3.5 with other parameters, too (`benchmarks/codec_shortcuts.py`).
 
-A client describes the tensors of a model in the same words in each request. `cut` takes off the id and the parameters,
-which clients write at the beginning or the end. The rest is looked up: all of it if the tensors are binary, and all but
-their numbers if they are JSON. Each part that is cut out is parsed, so it is a whole JSON value, and the rest has been
-parsed without it: together, they are the same document.
+Clients describe the tensors of a model identically in each request. `cut` removes the id and the parameters, which
+clients write at the beginning or the end. The rest is looked up: entirely if the tensors are binary, and without the
+numbers if they are JSON. Each removed part is parsed, so it is a complete JSON value, and the rest was parsed without
+it: together, they are the same document.
 
-Unexpected requests are left to the usual way, which reads the whole and reports what is wrong.
+Other requests take the usual path, which parses the whole and reports errors.
 """
 
 import math
@@ -29,7 +29,7 @@ from modserve.protocol.response_form import ResponseForm
 
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
-"""Bytes of the longest text that is kept of a request."""
+"""Length in bytes of the longest cached text of a request."""
 _ID: Final = b'{"id":'
 _PARAMETERS: Final = b'"parameters":'
 _DATA: Final = b'"data":'
@@ -39,8 +39,8 @@ _KINDS = ("int", "float")
 _OPEN, _CLOSE, _COMMA, _SPACE = b"{}, "
 
 
-class HttpInput(NamedTuple):  # which is made sooner than a dataclass
-    """An input as the JSON describes it: a tensor if its data is JSON too, else `size` bytes of binary data."""
+class HttpInput(NamedTuple):  # created faster than a dataclass
+    """Description of an input in the JSON: a tensor if its data is JSON, too, otherwise `size` bytes of binary data."""
 
     name: str
     datatype: Datatype
@@ -50,41 +50,41 @@ class HttpInput(NamedTuple):  # which is made sooner than a dataclass
 
 
 class InputSpan(NamedTuple):
-    """Position of an input's numbers: they end where the text `suffix` begins, which extends to the next ones."""
+    """Position of an input's numbers: they end where the text `suffix` begins, which extends to the next numbers."""
 
     name: str
     datatype: Datatype
     shape: Shape
     packer: struct.Struct
-    """Makes bytes of as many numbers as the shape has, of the datatype."""
+    """Packs the numbers of a tensor of this shape and datatype."""
     suffix: bytes
 
 
 class RequestDescription(NamedTuple):
-    """The inputs and outputs that the JSON of a request describes."""
+    """Description of inputs and outputs in the JSON of a request."""
 
     inputs: tuple[HttpInput, ...]
     """Inputs, except those with numbers in `spans`."""
     places: tuple[tuple[HttpInput, RegionSlice], ...]
-    """The inputs that are in shared memory."""
+    """Inputs in shared memory."""
     outputs: tuple[str, ...]
     response_form: ResponseForm | None
-    """Form of the response; None if no outputs are listed: then the parameters determine it."""
+    """Form of the response; None if no outputs are listed, and the parameters determine it."""
     shared: bool
     """True if any tensor is in shared memory."""
     form: RequestForm | None = None
-    """Form of a description that is remembered."""
+    """Form of a cached description."""
     spans: tuple[InputSpan, ...] = ()
     largest: int = 0
-    """Bytes of the largest of their tensors."""
+    """Size of the largest of their tensors in bytes."""
 
 
 @final
 class CutRequest:
-    """A request's JSON without its id and its parameters: ``text[start:stop]``, in braces.
+    """A request's JSON without its id and parameters: ``text[start:stop]``, in braces.
 
-    `key` is all of that, or what stands before the numbers of the first tensor, which begin at `numbers`, and the
-    outputs that are listed behind them.
+    `key`: all of that, or the text before the numbers of the first tensor, which begin at `numbers`, and the outputs
+    listed after them.
     """
 
     __slots__ = ("key", "numbers", "parameters", "request_id", "start", "stop", "text")
@@ -106,7 +106,7 @@ class CutRequest:
 
 
 def cut(text: bytes) -> CutRequest | None:
-    """Return the parts of a request; None for one that is long, or written in an unusual way."""
+    """Return the parts of a request; None for a long or unusual one."""
     size = len(text)
     if not 2 < size < LARGE or text[0] != _OPEN or text[size - 1] != _CLOSE:
         return None
@@ -137,7 +137,7 @@ def cut(text: bytes) -> CutRequest | None:
 
 
 def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
-    """Return the JSON value between these places, and the next member's start. Raises ValueError if there is none."""
+    """Return the JSON value between these positions, and the next member's start. Raises ValueError without a value."""
     if end <= start or text[end : end + 1] != b",":
         raise ValueError("no other member follows")
     value = orjson.loads(text[start:end])
@@ -145,12 +145,12 @@ def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
 
 
 def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Tensor] | None:
-    """Read the inputs of a request whose description begins like this; None if it is wrong or of another kind."""
+    """Read the inputs of a request with this known beginning; None if it is invalid or differs later."""
     text, start, stop = request.text, request.numbers, request.stop
     inputs: dict[str, Tensor] = {}
     for name, datatype, shape, packer, suffix in known.spans:
         end = text.find(suffix, start, stop)
-        if end < 0:  # before the slice, which would begin behind its end where the text is cut
+        if end < 0:  # checked before the slice, which would begin after its end in truncated text
             return None
         numbers = text[start:end]
         if b"u" in numbers or b"l" in numbers:  # true, false and null
@@ -168,13 +168,13 @@ def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Te
 
 
 _ONCE: Final = RequestDescription((), (), (), None, False)
-"""Requests that are described like this have come once: most never come again."""
+"""Marks requests seen once: most never repeat."""
 _NEVER: Final = RequestDescription((), (), (), None, False)
 
 
 @final
 class JsonHeads:
-    """Descriptions that came before. Bounded. Usable on any thread: two that read the same come to the same."""
+    """Cached descriptions, bounded. Usable on any thread: results of concurrent reads are equal."""
 
     __slots__ = ("known",)
 
@@ -182,14 +182,14 @@ class JsonHeads:
         self.known: dict[bytes, RequestDescription] = {}
 
     def look_up(self, request: CutRequest, max_json_tensor: int) -> RequestDescription | None:
-        """Return the cached description of a request, if any. Its numbers, if it has `spans`, are still to be read."""
+        """Return the cached description of a request, if any. Numbers of its `spans` still have to be read."""
         known = self.known.get(request.key)
         if known is None or known is _ONCE or known is _NEVER or known.largest > max_json_tensor:
             return None
         return known
 
     def remember(self, request: CutRequest, description: RequestDescription) -> None:
-        """Keep the description of a correct request, from the second one on that begins like it."""
+        """Cache the description of a valid request, from the second request on with the same beginning."""
         key = request.key
         if len(key) > _MEMORABLE:
             return
@@ -198,12 +198,12 @@ class JsonHeads:
             if len(self.known) >= _REMEMBERED:
                 self.known.clear()
             self.known[key] = _ONCE
-        elif before is _ONCE:  # else the first kind of this beginning stays
+        elif before is _ONCE:  # otherwise the first kind with this beginning stays
             self.known[key] = _lasting(request, description)
 
 
 def _lasting(request: CutRequest, description: RequestDescription) -> RequestDescription:
-    """Return the description to keep; `_NEVER` if other requests with the same cut may mean something else."""
+    """Return the description to cache; `_NEVER` if requests with the same cut may have another meaning."""
     rest = request.text[request.start : request.stop]
     matches = list(_NUMBERS.finditer(rest))
     tensors = sum(each.tensor is not None for each in description.inputs)
@@ -233,15 +233,15 @@ def _lasting(request: CutRequest, description: RequestDescription) -> RequestDes
 
 
 def _in_order(around: Sequence[bytes]) -> bool:
-    """True if these texts are an object without id and parameters, and the data of the inputs goes between them.
+    """True if these texts form an object without id and parameters, with the inputs' data between them.
 
-    Marks in its place show it. They are unpredictable, so none of the client's own texts is one.
+    Tested with marks in place of the data. Marks are unpredictable, so clients' texts cannot contain them.
     """
     marks = [secrets.token_hex(8) for _ in around[1:]]
     marked = b"".join(b'%b"%b"' % (text, mark.encode()) for text, mark in zip(around, marks, strict=False)) + around[-1]
     try:
         document: JsonObject = orjson.loads(b"{%b}" % marked)
-    except orjson.JSONDecodeError:  # they are parts of arrays, as of one with NaN in it
+    except orjson.JSONDecodeError:  # parts of arrays, for example after a NaN
         return False
     inputs = document.get("inputs")
     if "id" in document or "parameters" in document or not isinstance(inputs, list):

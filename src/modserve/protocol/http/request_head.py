@@ -10,12 +10,12 @@ from modserve.protocol.http.deadlines import Timeouts
 
 @dataclass(init=False, slots=True)
 class RequestHead:
-    """Checked content of a head; the length of the body is left to `BodyFraming`.
+    """Checked content of a request head; `BodyFraming` handles the length of the body.
 
     An inference has a `model`; another call that bypasses the application has a `route`, and a `model` if its path
-    names one. They need none of the first five fields, but for the target of a `route`, unless callers need keys: then
-    the application refuses unauthorized callers and gets the headers from `raw`. Other requests have only these, as the
-    application reads the rest by itself.
+    names one. Neither needs the first five fields, except for a route's target, unless callers need keys: then the
+    application refuses unauthorized callers, and gets the headers from `raw`. Other requests have only these fields, as
+    the application reads the rest itself.
     """
 
     method: bytes
@@ -24,25 +24,25 @@ class RequestHead:
     headers: list[tuple[bytes, bytes]]
     as_sent: list[tuple[str, str]]
     keep_alive: bool
-    old: bool  # HTTP/1.0, whose clients must be told that the connection stays open
+    old: bool  # HTTP/1.0: the client must be told that the connection stays open
     cors: bytes  # header lines for the response
     model: str
     model_version: int | None
-    version_label: str  # in place of a number
+    version_label: str  # instead of a number
     header_length: bytes | None  # of the JSON before binary data, as sent
     content_encoding: bytes | None
-    response_encoding: str | None  # the content coding chosen for the response
+    response_encoding: str | None  # content coding chosen for the response
     forwarded: Forwarded  # headers that become parameters of the request
-    timeouts: Timeouts  # headers that say how long the client waits
+    timeouts: Timeouts  # headers with the client's time limits
     trace_headers: TraceHeaders | None  # the client's span
-    route: bytes  # the path of a call that the port runs by itself
-    request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
+    route: bytes  # path of a call that the port runs itself
+    request_id: str  # see `core.requests.request_ids`; empty if the client sent none
     accept: str  # of a call with a `route`
-    report_format: str  # of a report of the server's load, which the client asks for; empty: none
-    credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
-    origin: Lines  # what it says about the client, as far as the logs want to know
-    raw: bytes  # the head as it came, in place of its headers
-    renamed: bool  # the client has called by a platform's name for the call; it has the first five fields, too
+    report_format: str  # requested format of a report of the server's load; empty for none
+    credentials: tuple[tuple[bytes, bytes], ...]  # headers that identify the caller, if callers need keys
+    origin: Lines  # headers about the client that the logs use
+    raw: bytes  # unparsed head, in place of its headers
+    renamed: bool  # called by a platform's name; the first five fields are set, too
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""Cost of an answer in the ``Server-Timing`` header (W3C Server Timing); in gRPC, metadata.
+"""Cost of a response in the ``Server-Timing`` header (W3C Server Timing); in gRPC, metadata.
 
-Streams have one header for all their answers, sent before the first: there it is a parameter of the last message.
+A stream has one header for all its responses, sent before the first; there, the cost is a parameter of the last
+message.
 """
 
 import time
@@ -14,10 +15,10 @@ PARAMETER = "server_timing"
 
 
 def value(inflight: Inflight) -> str:
-    """Return queue, compute input, infer and output times in milliseconds, and the size of its batch.
+    """Return queue, compute input, infer and output times in milliseconds, and the batch size.
 
-    The compute times are those of the whole batch, until now if an engine that answers each request by itself has not
-    done with the others. Empty for a request that has not run.
+    Compute times cover the whole batch, up to now if an engine that answers requests one by one has not finished the
+    others. Empty for a request that has not run.
     """
     timing = inflight.timing
     if timing is None or not timing.compute_start_ns:
@@ -37,6 +38,6 @@ def value(inflight: Inflight) -> str:
 
 
 def with_cost(response: InferenceResponse, inflight: Inflight) -> InferenceResponse:
-    """Return the last response of a request, with what that has cost, if it has run."""
+    """Return the last response of a request with its cost, if it has run."""
     cost = value(inflight)
     return replace(response, parameters={**response.parameters, PARAMETER: cost}) if cost else response

@@ -1,7 +1,6 @@
-"""JSON of which long arrays are cut out first: what is left is parsed as a whole, and they are parsed in pieces.
+"""Parser for JSON with long arrays: these are cut out and parsed in pieces, the rest is parsed as a whole.
 
-Parsing holds the interpreter for as long as it takes, and makes up to thirty times as many bytes of objects as there
-are bytes of text.
+Parsing blocks the interpreter, and creates objects of up to thirty times the text's size.
 """
 
 import secrets
@@ -13,16 +12,16 @@ from modserve.protocol.json.long_array import LongArray
 from modserve.protocol.limits import LIMITS
 
 WORTHWHILE = 4 * 1024
-"""Bytes of an array that is cut out."""
+"""Minimum size in bytes of an array to cut out."""
 _MOST_MISSES = 16
-"""Keys without an array that is understood. The rest is left as it is then: each is read to the end."""
+"""Number of keys without a recognised array after which the rest is left unchanged: each is read to the end."""
 _MOST_KEYS = 4 * LIMITS.tensors
-"""Appearances of a key that are looked at; no request has use for as many."""
+"""Maximum number of occurrences of a key that are examined; no request needs as many."""
 _BLANK = b" \t\r\n"
 _LOOK = 256 * 1024
-"""Bytes that are searched in one go, in which no other thread runs."""
+"""Bytes searched at a time, while no other thread runs."""
 Take = Callable[[object], LongArray | None]
-"""The array for which a value of the parsed document stands; None if it is something else."""
+"""Returns the array that a value of the parsed document stands for; None for another value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +29,22 @@ class ArrayCutter:
     """Rules for cutting arrays out of one kind of document."""
 
     keys: tuple[bytes, ...]
-    """The keys of the arrays, in quotes."""
+    """Keys of the arrays, in quotes."""
     find: Callable[[bytes, int], LongArray | None]
-    """The array that begins at a position; None if it is none that may be cut out."""
+    """Returns the array at a position; None if there is none to cut out."""
     place: Callable[[JsonObject, Take], None]
-    """Puts the arrays where they belong. Others are left in the document."""
+    """Puts the arrays in their places. Others stay in the document."""
     check: Callable[[Iterable[bytes], Iterable[LongArray]], None]
-    """Raises INVALID_ARG if these parts of the document and these arrays are too much to be parsed as a whole."""
+    """Raises INVALID_ARG if these parts of the document and arrays are too large to be parsed as a whole."""
 
 
 def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> object:
-    """Parse the document, with some arrays as a `LongArray`; `kept` are the places of arrays not to cut out.
+    """Parse the document, with some arrays as a `LongArray`; `kept`: positions of arrays not to cut out.
 
     Raises INVALID_ARG.
     """
     arrays = [array for array in _arrays(text, cutter) if array.start not in kept]
-    mark = secrets.token_hex(8)  # nobody can know it, so that no string of the client's begins with it
+    mark = secrets.token_hex(8)  # unpredictable, so no string of the client begins with it
     parts: list[bytes] = []
     position = 0
     for index, array in enumerate(arrays):
@@ -73,7 +72,7 @@ def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> objec
 
 
 def _arrays(text: bytes, cutter: ArrayCutter) -> list[LongArray]:
-    """Return the long arrays that follow one of the keys, in order. They may be anywhere in the document."""
+    """Return the long arrays after one of the keys, in order, at any depth of the document."""
     candidates = [array for key in cutter.keys for array in _arrays_after(text, key, cutter.find)]
     arrays: list[LongArray] = []
     for array in sorted(candidates, key=lambda each: each.start):
@@ -104,14 +103,14 @@ def _arrays_after(text: bytes, key: bytes, find: Callable[[bytes, int], LongArra
 
 
 def _next_key(text: bytes, key: bytes, position: int) -> int:
-    """Return the position behind the first `key` from `position` on; -1 if there is none."""
+    """Return the position after the first `key` from `position` on; -1 if there is none."""
     while position < len(text):
         start = text.find(key, position, position + _LOOK + len(key) - 1)
         if start < 0:
             position += _LOOK
         elif text[max(0, start - 1) : start] != b"\\":
             return start + len(key)
-        else:  # in a string
+        else:  # inside a string
             position = start + len(key)
     return -1
 

@@ -1,9 +1,9 @@
 """Model repositories in buckets and archives.
 
-`repository.py` implements `core.loading.Repository`. It asks a source what there is, `bucket.py` or `archive.py`, and
-has it bring files into the `cache.py`, from which models are put together as plain directories. `files.py` says which
-files make up a model, and refuses keys that are tricks; `credentials.py` says with whose rights, and `failures.py` what
-went wrong, in words that name no secret.
+`repository.py` implements `core.loading.Repository`. It asks its source, `bucket.py` or `archive.py`, for models, and
+has it download files into the `cache.py`, which assembles models as plain directories. `files.py` determines the files
+of a model, and refuses malicious keys. `credentials.py` has the credentials, and `failures.py` has error texts without
+secrets.
 
-The libraries for buckets are imported when a repository in one is read for the first time, and not before.
+Libraries for buckets are imported when a repository in one is first read.
 """

@@ -1,6 +1,6 @@
-"""A repository in an archive on a web server. Only the standard library is needed.
+"""A repository in an archive on a web server, with the standard library only.
 
-Reads untrusted archives: only plain files come out, under paths that stay below the repository.
+Untrusted archives: only plain files are extracted, to paths below the repository.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ _DAMAGE = (
     RuntimeError,  # an encrypted zip
     NotImplementedError,
 )
-"""Errors from reading an archive that is damaged, or no archive."""
+"""Errors from reading a damaged or invalid archive."""
 
 
 class ArchiveError(Exception):
-    """An archive that cannot be used; the text says why."""
+    """An unusable archive; the text has the reason."""
 
 
 @dataclass(slots=True)
@@ -69,19 +69,19 @@ class Manifest:
     """Path below the repository, size in bytes and SHA-256."""
     folders: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """Reason for which a model cannot be used, by model."""
+    """Reasons for unusable models, by model."""
 
 
 class _Entry(NamedTuple):
     path: str
     is_folder: bool
     link: bool
-    """True if it is no plain file: a link, a device."""
+    """True if it is not a plain file but a link or a device."""
     file: IO[bytes] | None
 
 
 def unpack(archive: BinaryIO, size: int, name: str, cache: DownloadCache) -> Manifest:
-    """Take the contents of an archive of `size` bytes into the cache. Blocking. Raises ArchiveError, INTERNAL."""
+    """Extract an archive of `size` bytes into the cache. Blocking. Raises ArchiveError, INTERNAL."""
     limit = max(_LEAST_LIMIT, _MOST_TIMES * size)
     manifest = Manifest()
     entries = _zip_entries(archive) if name.lower().endswith(".zip") else _tar_entries(archive, limit)
@@ -148,7 +148,7 @@ def _tar_entries(archive: BinaryIO, limit: int) -> Iterator[_Entry]:
         for member in tar:
             file = tar.extractfile(member) if member.isreg() else None
             yield _Entry(member.name, member.isdir(), not member.isreg(), file)
-        # The checksum of all that is compressed stands behind the archive's own end.
+        # The checksum of the compressed data is after the archive's own end.
         if tar.fileobj is not None:
             for _ in _blocks(tar.fileobj, limit):
                 pass
@@ -161,7 +161,7 @@ def _zip_entries(archive: BinaryIO) -> Iterator[_Entry]:
                 yield _Entry(info.filename, True, False, None)
                 continue
             kind = info.external_attr >> 28
-            if info.create_system == 3 and kind not in (0, 8):  # a Unix mode that is not that of a plain file
+            if info.create_system == 3 and kind not in (0, 8):  # Unix mode of something other than a plain file
                 yield _Entry(info.filename, False, True, None)
                 continue
             with packed.open(info) as file:
@@ -169,21 +169,21 @@ def _zip_entries(archive: BinaryIO) -> Iterator[_Entry]:
 
 
 def _inside(manifest: Manifest) -> Manifest:
-    """Return the manifest of the folder, if an archive has only one folder, which is no model."""
+    """Return the manifest of the folder, if the archive consists of one folder that is not a model."""
     paths = [path for path, _, _ in manifest.files] + manifest.folders
     tops = {path.partition("/")[0] for path in paths} | manifest.problems.keys()
     if len(tops) != 1 or _is_model(paths):
         return manifest
     (top,) = tops
     begin = f"{top}/"
-    if top in manifest.problems:  # whose it is cannot be told any more
+    if top in manifest.problems:  # its model is unknown
         raise ArchiveError(manifest.problems[top])
     files = [(path.removeprefix(begin), size, digest) for path, size, digest in manifest.files]
     return Manifest(files, [path.removeprefix(begin) for path in manifest.folders if path != top])
 
 
 def _is_model(paths: Iterable[str]) -> bool:
-    """True if the one folder of all these paths looks like a model's."""
+    """True if the only folder of all these paths looks like a model."""
     below = [path.split("/")[1:] for path in paths]
     return any(parts and (parts[0] == CONFIG_FILE or parse_directory(parts[0]) is not None) for parts in below)
 
@@ -193,7 +193,7 @@ _NOT_MODIFIED = 304
 
 
 class Archive:
-    """Implements `source.RemoteSource`. Asks for the archive at each look, and downloads it when it is another one."""
+    """Implements `source.RemoteSource`. Requests the archive at each look, and downloads it if it has changed."""
 
     def __init__(self, place: RemotePlace, transfer: Transfer) -> None:
         self._place = place
@@ -203,7 +203,7 @@ class Archive:
         self._source = ""
         """Source of the archive that the manifest describes."""
         self._tags: dict[str, str] = {}
-        """Headers by which the server tells whether the archive has changed."""
+        """Response headers that show whether the archive has changed."""
 
     async def names(self) -> Collection[str]:
         return (await self.look(None)).models.keys()
@@ -224,14 +224,14 @@ class Archive:
 
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
         if await self._transfer.blocking(self._transfer.cache.find, file.source, file.size) is None:
-            async with self._looking:  # it has been cleaned
+            async with self._looking:  # removed from the cache
                 self._manifest, self._tags = None, {}
                 await self._current(refresh=True)
         on_bytes(file.size)
         return file.mark
 
     async def _current(self, *, refresh: bool = False) -> Manifest:
-        """Return the current content of the archive. Raises StoreError."""
+        """Return the current contents of the archive. Raises StoreError."""
         attempt = 0
         while True:
             ended = threading.Event()
@@ -240,7 +240,7 @@ class Archive:
                 if received is not None:
                     self._manifest = received
                     return received
-                await asyncio.sleep(_WAIT_S)  # another process downloads it
+                await asyncio.sleep(_WAIT_S)  # another process is downloading it
             except StoreError as error:
                 attempt += 1
                 if not error.transient or attempt >= self._transfer.patience.attempts:
@@ -250,7 +250,7 @@ class Archive:
                 ended.set()
 
     def _receive(self, refresh: bool, ended: threading.Event) -> Manifest | None:
-        """Ask for the archive, and read it if it is a new one; None while another process does. Blocking."""
+        """Request the archive, and read it if it is new; None while another process does. Blocking."""
         with self._request() as response:
             if response.status == _NOT_MODIFIED and self._manifest is not None:
                 return self._manifest
@@ -354,7 +354,7 @@ def _open(place: RemotePlace, tags: Mapping[str, str], timeout_s: float) -> Any:
 
 
 def _tags(headers: Any) -> dict[str, str]:
-    """Return the headers that identify a state of the archive; empty where the server sends none."""
+    """Return the headers that identify a state of the archive; empty if the server sends none."""
     tags = {name: headers[name] for name in ("ETag", "Last-Modified") if headers[name]}
     if tags and headers["Content-Length"]:
         tags["Content-Length"] = headers["Content-Length"]

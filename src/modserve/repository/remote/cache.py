@@ -1,20 +1,18 @@
-"""Files of remote repositories on this machine, each content once, shared by all server processes of a user.
+"""Local cache of remote repositories' files, each content once, shared by all server processes of a user.
 
-The folder, in which everything appears by renaming and is whole from then on:
+All entries of the folder are created by renaming, and are complete from then on:
 
-- ``content/<sha256>``: what files contain, read-only. Permissions do not stop a model of root's that writes to its own
-  files, which are links to these: their time of modification shows it, and they are fetched again.
-- ``records/<source>``: which content a file of a store has (`files.RemoteFile.source`), with its size.
-- ``references/<repository>/<model>``: the sources of which a model consists, as the last look has seen it.
-- ``models/<number>/<model>/``: a model's directory, of hard links to contents, as long as a process holds its lock.
-- ``rolled_back/<repository>/<model>/``: the file of `rollbacks`, where the store takes none.
-- ``incoming/<source>``: a download, as far as it has come; the holder of its lock writes it, and may continue it.
+- ``content/<sha256>``: contents of files, read-only. Permissions do not stop a model of root from writing to its files,
+  which are links to these: their modification time shows it, and they are downloaded again.
+- ``records/<source>``: content and size of a file of a store (`files.RemoteFile.source`).
+- ``references/<repository>/<model>``: the sources of a model, as of the last look.
+- ``models/<number>/<model>/``: a model's directory, of hard links to contents, while a process holds its lock.
+- ``rolled_back/<repository>/<model>/``: the file of `rollbacks`, if it cannot be written to the store.
+- ``incoming/<source>``: a partial download; the holder of its lock writes it, and may continue it.
 
-Locks are those of the system (``flock``), which a process that dies lets go. What is old goes in `clean`: directories
-that no process holds, records that no repository refers to any more, contents without a record and without a directory.
-A repository counts for 30 days after the last look at it. All methods are blocking.
-
-A download as far as it has come.
+Locks are the system's (``flock``), which end with their process. `clean` removes old entries: directories without a
+lock, records that no repository refers to, contents without a record and a directory. A repository counts for 30 days
+after the last look at it. All methods are blocking.
 """
 
 import fcntl
@@ -34,12 +32,12 @@ from typing import BinaryIO, Final
 from modserve.core.errors import ModserveError, internal
 
 UNCHANGED_NS: Final = 946_684_800_000_000_000
-"""Time of modification of every content: another one shows that it has been written to since."""
+"""Modification time of every content; a different one shows that it was written to."""
 _READ_BYTES = 1 << 20
 
 
 class Claim:
-    """Exclusive right to write a download. Its methods may be called from any thread."""
+    """Exclusive right to write a download. Methods may be called on any thread."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path = path
@@ -47,7 +45,7 @@ class Claim:
         self._guard = threading.Lock()
         self._closed = False
         self.size = 0
-        """Bytes in the cache."""
+        """Cached bytes."""
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
         while block := os.read(file, _READ_BYTES):
@@ -76,7 +74,7 @@ class Claim:
             self._count(block)
 
     def restart(self) -> None:
-        """Throw away what is there."""
+        """Delete the received data and start again."""
         with self._guard:
             if not self._closed:
                 os.ftruncate(self._file, 0)
@@ -90,15 +88,15 @@ class Claim:
         os.rename(self._path, place)
 
     def discard(self) -> None:
-        """Remove what is there."""
+        """Delete the received data."""
         self._path.unlink(missing_ok=True)
 
     def read(self) -> BinaryIO:
-        """Read the file, from its beginning on."""
+        """Open the file for reading, from its beginning."""
         return self._path.open("rb")
 
     def close(self) -> None:
-        """Let it go. May be called again."""
+        """Release the claim. Idempotent."""
         with self._guard:
             if not self._closed:
                 self._closed = True
@@ -114,7 +112,7 @@ def default_directory() -> Path:
     if not os.path.isabs(base):
         try:
             base = str(Path.home() / ".cache")
-        except RuntimeError:  # a user without a home, as in containers
+        except RuntimeError:  # a user without a home directory, as in containers
             base = tempfile.gettempdir()
     if not os.access(_existing(Path(base)), os.W_OK):
         return Path(tempfile.gettempdir()) / f"modserve-{os.getuid()}" / "models"
@@ -129,7 +127,7 @@ def _existing(path: Path) -> Path:
 
 @dataclass(slots=True)
 class Placed:
-    """A model's directory that stays until `remove`, called once."""
+    """A model's directory, which exists until the one call of `remove`."""
 
     path: Path
     _lock: int
@@ -140,7 +138,7 @@ class Placed:
 
 
 class DownloadCache:
-    """Cache of downloads, one for each process and folder. Raises INTERNAL where the folder cannot be written."""
+    """Cache of downloads, one per process and folder. Raises INTERNAL if the folder is not writable."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -183,7 +181,7 @@ class DownloadCache:
         return self._content / digest
 
     def find(self, source: str, size: int | None = None) -> str | None:
-        """Find the digest of a file's content, if it is here, whole, and no model has written to it."""
+        """Return the digest of a file's cached content; None if it is missing, incomplete or changed by a model."""
         try:
             digest, recorded = (self._records / source).read_text("ascii").split()
             there = (self._content / digest).stat()
@@ -193,11 +191,11 @@ class DownloadCache:
         return digest if same and size in (None, there.st_size) else None
 
     def take(self, source: str, size: int) -> Claim | str | None:
-        """Return the digest of a file that is here; else as `claim`."""
+        """Return the digest of a cached file; otherwise like `claim`."""
         claim = None
         digest = self.find(source, size)
         if digest is None and (claim := self.claim(source)) is not None:
-            digest = self.find(source, size)  # somebody else may have had it until now
+            digest = self.find(source, size)  # another process may have completed it until now
             if digest is not None:
                 claim.discard()
                 claim.close()
@@ -212,7 +210,7 @@ class DownloadCache:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.stat(path).st_ino == os.fstat(file).st_ino:
                     return Claim(path, file)
-            except (BlockingIOError, FileNotFoundError):  # it is being written, or has just become a content
+            except (BlockingIOError, FileNotFoundError):  # being written, or just turned into a content
                 pass
             except BaseException:
                 os.close(file)
@@ -221,16 +219,16 @@ class DownloadCache:
             return None
 
     def keep(self, source: str, claim: Claim) -> str:
-        """Keep a finished download as a content. Returns its digest."""
+        """Turn a finished download into a content; return its digest."""
         digest = claim.sha256
         with self._lock():
-            # Recorded first: whoever may claim the file once it is moved finds the content.
+            # Recorded first: a process that claims the file after the move finds the content.
             self._record(source, digest, claim.size)
             claim.move_to(self._content / digest)
         return digest
 
     def add(self, blocks: Iterable[bytes]) -> tuple[str, int]:
-        """Have a content here that comes from elsewhere; its digest and size. Its source is `source_of` the digest."""
+        """Store a content from elsewhere; return its digest and size. Its source is `source_of` the digest."""
         with self._lock():
             file, temporary = tempfile.mkstemp(dir=self._incoming)
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -247,12 +245,12 @@ class DownloadCache:
             claim.close()
 
     def remember(self, source: str, digest: str, size: int) -> None:
-        """Record another file with a content that is here."""
+        """Record another file with an existing content."""
         with self._lock():
             self._record(source, digest, size)
 
     def _record(self, source: str, digest: str, size: int) -> None:
-        # No temporary file, which would double the cost: a reader in between finds it empty, as if it were missing.
+        # No temporary file, which would double the cost: a concurrent reader finds it empty, as if it were missing.
         with open(self._records / source, "wb", buffering=0) as file:
             file.write(f"{digest} {size}\n".encode())
 
@@ -265,7 +263,7 @@ class DownloadCache:
     # Directories of models
 
     def place(self, model: str, files: Mapping[str, str]) -> Placed | None:
-        """Make a directory of a model's files, by path below it, with digests; None if one has been cleaned."""
+        """Create a directory of a model's files, by relative path with digests; None if one has been cleaned."""
         with self._lock():
             temporary = Path(tempfile.mkdtemp(dir=self._incoming))
             lock = os.open(temporary / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -290,13 +288,13 @@ class DownloadCache:
             return Placed(final / model, lock)
 
     def rollback_folder(self, repository: str) -> Path:
-        """Return the folder with one for each model with rolled back versions, in place of the store's file."""
+        """Return the folder of rollbacks by model that could not be written to the store."""
         return self.root / "rolled_back" / _hash(repository)
 
-    # What is still needed
+    # References and cleaning
 
     def refer(self, repository: str, model: str, sources: Collection[str]) -> bool:
-        """Record that a look has seen a model made of these files. Returns whether that is news."""
+        """Record the files of a model as of this look. Return whether they have changed."""
         path = self._references / _hash(repository) / _hash(model)
         text = json.dumps({"repository": repository, "model": model, "sources": sorted(sources)})
         with self._lock():
@@ -310,7 +308,7 @@ class DownloadCache:
             return True
 
     def forget_others(self, repository: str, models: Collection[str]) -> bool:
-        """Forget models of a repository other than these, after a look at all. Returns whether that is news."""
+        """Forget all other models of a repository, after a look at all. Return whether there were any."""
         kept = {_hash(model) for model in models}
         with self._lock():
             others = [path for path in _entries(self._references / _hash(repository)) if path.name not in kept]
@@ -319,7 +317,7 @@ class DownloadCache:
         return bool(others)
 
     def clean(self) -> None:
-        """Remove what is no longer needed."""
+        """Remove unneeded entries."""
         with self._lock(fcntl.LOCK_EX):
             for directory in _entries(self._models):
                 with _idle(directory / ".lock") as idle:
@@ -342,7 +340,7 @@ class DownloadCache:
                             _remove(incoming)
 
     def _find_needed(self) -> set[str]:
-        """Return the sources that some repository refers to."""
+        """Return the sources that any repository refers to."""
         needed: set[str] = set()
         for repository in _entries(self._references):
             for path in _entries(repository):
@@ -351,13 +349,13 @@ class DownloadCache:
                     continue
                 try:
                     needed.update(json.loads(path.read_text("utf-8"))["sources"])
-                except (ValueError, KeyError, TypeError):  # not ours
+                except (ValueError, KeyError, TypeError):  # not modserve's
                     path.unlink()
         return needed
 
 
 def source_of(digest: str) -> str:
-    """Return the source for a content wherever it comes from, as `files.RemoteFile.source`."""
+    """Return the source for a content of any origin, like `files.RemoteFile.source`."""
     return _hash(f"content {digest}")
 
 
@@ -370,7 +368,7 @@ def unwritable(root: Path, error: OSError) -> ModserveError:
 
 @contextmanager
 def _idle(path: Path) -> Iterator[bool]:
-    """Lock a file while the context lasts. Yields True if no process holds its lock, or there is no file."""
+    """Lock a file within the context. Yields True if no process holds its lock, or the file does not exist."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -402,7 +400,7 @@ def _link(content: Path, path: Path) -> None:
         os.link(content, path)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without hard links, or too many of them
+    except OSError:  # no hard links in this file system, or too many
         shutil.copyfile(content, path)
         path.chmod(0o444)
 

@@ -1,8 +1,8 @@
-"""Credentials for buckets: Triton's credential file and environment variables, and the libraries' own ways.
+"""Credentials for buckets: Triton's credential file and environment variables, and the libraries' own sources.
 
-The variables are those of Triton's ``S3Credential``, ``GCSCredential`` and ``ASCredential``. The file that
-``TRITON_CLOUD_CREDENTIAL_PATH`` names has objects ``s3``, ``gs`` and ``as``; in each, the longest name that the place
-of a repository begins with wins, and the empty name stands for all others. What neither says is left to the library.
+The variables are those in Triton's ``S3Credential``, ``GCSCredential`` and ``ASCredential``. The file named by
+``TRITON_CLOUD_CREDENTIAL_PATH`` has objects ``s3``, ``gs`` and ``as``; in each, the longest name that is a prefix of
+the repository's location wins, and the empty name matches all others. Without either, the library finds credentials.
 """
 
 import json
@@ -36,14 +36,14 @@ _VARIABLES = {
     "auth_type": "AZURE_STORAGE_AUTH_TYPE",
     "client_id": "AZURE_STORAGE_CLIENT_ID",
 }
-"""Environment variables with the same meaning, by field of the file."""
+"""Equivalent environment variables, by field of the file."""
 
 Credentials = dict[str, str]
 """Credentials by the names of the file's fields; empty ones are omitted."""
 
 
 def credentials_of(place: RemotePlace, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """Return the file's credentials for a place; without a file, the variables'. Blocking. Raises INVALID_ARG.
+    """Return the file's credentials for a place, or without a file the variables'. Blocking. Raises INVALID_ARG.
 
     As in Triton, a file replaces the variables altogether.
     """
@@ -78,7 +78,7 @@ def _section(place: RemotePlace, file: str) -> dict[str, object]:
 
 
 class S3Access(NamedTuple):
-    """Method to sign requests: by keys, by what boto3 provides, or if neither, as the library does by itself."""
+    """Method of signing requests: keys, boto3's credentials, or the library's default."""
 
     config: dict[str, str]
     provider: "Boto3CredentialProvider | None" = None
@@ -105,7 +105,7 @@ def s3_access(place: RemotePlace, known: Credentials) -> S3Access:
     try:
         session = boto3.Session(profile_name=profile, region_name=known.get("region"))
         provider = Boto3CredentialProvider(session)
-    except ValueError:  # it has no credentials
+    except ValueError:  # no credentials
         return S3Access(region)
     except BotoCoreError as error:
         why = "cannot be used" if profile else "credentials cannot be read"

@@ -1,7 +1,4 @@
-"""Models in a bucket or an archive, brought to this machine as they are needed.
-
-The source of a remote repository: a bucket, or an archive.
-"""
+"""A repository in a bucket or an archive, with models downloaded on demand, and the interface of its source."""
 
 import asyncio
 import logging
@@ -24,17 +21,17 @@ from .transfer import MOST_CONFIG_BYTES, DownloadProgress, ModelFiles, OnBytes, 
 
 
 class Contents(NamedTuple):
-    """Result of a look."""
+    """Result of a look at the source."""
 
     models: Mapping[str, ModelFiles]
     beside: Sequence[str] = ()
     """Names that belong to no model; empty for a look at some models only."""
     sources: Sequence[str] = ()
-    """Files that the cache keeps besides those of models."""
+    """Files that the cache keeps in addition to files of models."""
 
 
 class RemoteSource(Protocol):
-    """Implemented for each kind of place. All methods raise `StoreError`."""
+    """Interface of each kind of source. All methods raise `StoreError`."""
 
     async def names(self) -> Collection[str]:
         """Return the names of all models, cheaply."""
@@ -43,25 +40,25 @@ class RemoteSource(Protocol):
         """Return the existing models with these names, all for None."""
 
     async def write(self, path: str, content: bytes) -> None:
-        """Put a small file into the store, by its path below the repository; without content, delete it."""
+        """Write a small file to the store, by its path below the repository; without content, delete it."""
 
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
-        """Have a file's content in the cache, and return its digest; `on_bytes` as for `Transfer.bring`."""
+        """Download a file into the cache, and return its digest; `on_bytes` as in `Transfer.bring`."""
 
 
 _log = logging.getLogger(__name__)
 
 _FRESH_S = 2.0
-"""Time for which the names of the latest look are used."""
+"""Seconds for which the names of the last look are used."""
 _LONGEST_PAUSE_S = 600.0
 _REFER_S = 86_400.0
-"""Time after which the cache is told again what is needed."""
+"""Seconds after which needed files are reported to the cache again."""
 _PLACING_ATTEMPTS = 3
 
 
 @dataclass(slots=True)
 class _Failure:
-    """Failed download that may succeed later: it counts as a change of the model when it is due."""
+    """Failed download that may succeed later; once due, it counts as a change of the model."""
 
     count: int
     due: float
@@ -85,7 +82,7 @@ class RemoteRepository:
         self._clock = clock
         self._pause_s = transfer.patience.look_pause_s
         self._names: Collection[str] | None = None
-        """The models of the last look that succeeded."""
+        """Models of the last successful look."""
         self._looked = self._failed = float("-inf")
         self._beside: Sequence[str] = ()
         self._last: dict[str, Listing] = {}
@@ -93,13 +90,13 @@ class RemoteRepository:
         self._failures: dict[tuple[str, int | None], _Failure] = {}
         self._cleaning = asyncio.Lock()
         self._referred: dict[str, tuple[frozenset[str], float]] = {}
-        """Sources that the cache has on record for each model, and since when."""
+        """Sources of each model recorded in the cache, with the time of recording."""
 
     def __str__(self) -> str:
         return str(self.place)
 
     async def names(self) -> Collection[str]:
-        """Return the names of the models; while the store does not respond, those of the last look."""
+        """Return the names of the models; while the store does not respond, the names of the last look."""
         now = self._clock()
         if self._names is not None and (now - self._looked < _FRESH_S or now - self._failed < self._pause_s):
             return self._names
@@ -144,7 +141,7 @@ class RemoteRepository:
     # Looking
 
     async def _refer(self, contents: Contents, whole: bool) -> None:
-        """Tell the cache what is needed from now on, and have it throw away the rest."""
+        """Report needed files to the cache, and let it clean the rest."""
 
         now, cache, first = self._clock(), self._transfer.cache, not self._referred
         news = {}
@@ -226,19 +223,19 @@ class RemoteRepository:
             digest = await self._source.bring(file, _ignore)
             try:
                 return await asyncio.to_thread(self._transfer.cache.content(digest).read_bytes)
-            except FileNotFoundError:  # cleaned at this moment
+            except FileNotFoundError:  # removed by cleaning
                 continue
         raise _make_removal_error(model.name)
 
-    # Versions that were rolled back
+    # Rollbacks
 
     def _read_kept(self) -> dict[str, Rollbacks]:
-        """Read the rollbacks by model that this machine has in place of the store. Blocking."""
+        """Read the rollbacks by model that are stored on this machine instead of the store. Blocking."""
         folder = self._transfer.cache.rollback_folder(str(self.place))
         return {path.name: rollbacks.read(path)[0] for path in (folder.iterdir() if folder.is_dir() else ())}
 
     async def _read_stored(self, model: ModelFiles) -> tuple[Rollbacks, str]:
-        """Read a model's rollbacks from the store, and why its file is ignored. Raises StoreError."""
+        """Read a model's rollbacks from the store, and the reason if its file is ignored. Raises StoreError."""
         file = model.rolled_back
         if file is None:
             return {}, ""
@@ -247,7 +244,7 @@ class RemoteRepository:
         return rollbacks.parse(content, f"{self.place}/{file.path}")
 
     async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
-        """Write it, as `RollbackKeeper` says, into the store, or else into the cache."""
+        """Write a rollback (`RollbackKeeper`) to the store, or else to the cache."""
         name, cache = listing.name, self._transfer.cache
         why = ""
         try:
@@ -306,7 +303,7 @@ class RemoteRepository:
         raise _make_removal_error(name)
 
     async def _bring(self, name: str, version: int, files: Sequence[RemoteFile]) -> dict[str, str]:
-        """Have some files in the cache; their digests by path. Says in the log what is downloaded."""
+        """Download files into the cache and log this; return their digests by path."""
         find = self._transfer.cache.find
         missing = await self._transfer.blocking(
             lambda: [file for file in files if find(file.source, file.size) is None]
@@ -331,14 +328,14 @@ class RemoteRepository:
         return {path: task.result() for path, task in tasks.items()}
 
     async def _clean(self) -> None:
-        """Remove from the cache what is no longer needed; failures of this do not concern the models."""
+        """Remove unneeded entries of the cache; failures do not affect the models."""
         async with self._cleaning:
             try:
                 await self._transfer.blocking(self._transfer.cache.clean)
             except ModserveError as error:
                 _log.warning("%s", error.message)
 
-    # Failures that may pass
+    # Temporary failures
 
     def _note_failure(self, name: str, version: int | None) -> None:
         former = self._failures.get((name, version))
@@ -347,7 +344,7 @@ class RemoteRepository:
         self._failures[name, version] = _Failure(count, self._clock() + pause)
 
     def _count_due(self, name: str, version: int | None) -> int:
-        """Count the failures that are due: with one more, the files count as changed, and polling tries them again."""
+        """Return the number of due failures: another one counts as a change of the files, and polling retries them."""
         failure = self._failures.get((name, version))
         return 0 if failure is None else failure.count - (self._clock() < failure.due)
 

@@ -1,17 +1,17 @@
-"""The cost of a batch by its rows and its length, learnt from the executions of one model on one engine.
+"""Cost of a batch by its rows and length, learnt from the executions of one model on one engine.
 
-Executions are counted in *cells*: rows between powers of two, lengths between powers of the root of two. Each cell
-keeps means. A curve is fitted to the cells from time to time: a sum of a constant, the rows, the elements (rows ·
-length), rows · length² and elements^1.5, each with a coefficient that is not negative. A prediction is the curve,
-corrected by the deviation of the cells nearby. So a cell that never ran has a price too, and the steps of an engine are
-not smoothed away.
+Executions are counted in *cells*: rows between powers of two, lengths between powers of the root of two. Each cell has
+means. A curve is fitted to the cells from time to time: a sum of a constant, the rows, the elements (rows · length),
+rows · length² and elements^1.5, each with a non-negative coefficient. A prediction is the curve, corrected by the
+deviation of nearby cells. So a cell without executions has a price too, and the steps of an engine are not smoothed
+away.
 
-All times go up and down together when others use the machine: `_level` follows that, and cells are kept relative to it.
-So an execution of an hour ago can still be compared with one of now. The level follows slowly, unless several
-executions in a row are off by about the same factor. If they are off in one cell and not by the same factor in all, the
-engine itself behaves differently: the other cells are in doubt too, and `changes` counts that.
+All times rise and fall together when others use the machine: `_level` follows that, and cells are relative to it, so
+that an execution of an hour ago can be compared with a recent one. The level follows slowly, unless several consecutive
+executions deviate by about the same factor. If executions deviate in one cell, or by different factors, the engine
+itself behaves differently: the other cells are in doubt too, and `changes` counts that.
 
-Ranges of lengths that share a batch, learnt from the traffic.
+Also the ranges of lengths that share a batch, learnt from the traffic.
 """
 
 from bisect import bisect_left
@@ -20,16 +20,16 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, log2, sqrt
 
 FIRST_LESSON = 128  # requests before the first ranges; until then all lengths share batches
-WORTH = 0.05  # the share of elements that one more range, or new ranges, must save: less is not worth smaller batches
-CELLS = 32  # finding the best ranges takes time that grows with the square of the number of lengths: group them
+WORTH = 0.05  # share of elements that another range, or new ranges, must save to be worth smaller batches
+CELLS = 32  # number of groups of lengths: finding the best ranges takes time quadratic in it
 
 
 class LengthBuckets:
-    """Finds the range of each request's length, and learns the ranges on the way.
+    """Finds the range of each request's length, and learns the ranges.
 
-    The name of a range is the longest padded length in it; 0 is the range above all others, and the only one at first.
-    A request keeps the range that it got on arrival. After every `relearn_every` requests earlier ones count half, and
-    new ranges replace the old ones if they save `WORTH` of all elements: a steady load keeps its ranges.
+    A range is named by the longest padded length in it; 0 is the range above all others, and initially the only one. A
+    request keeps its range from arrival. After every `relearn_every` requests earlier ones count half, and new ranges
+    replace the old ones if they save `WORTH` of all elements, so that a steady load keeps its ranges.
     """
 
     def __init__(self, most: int, multiple_of: int = 1, relearn_every: int = 1024) -> None:
@@ -44,7 +44,7 @@ class LengthBuckets:
         return f"LengthBuckets({', '.join(map(str, self.bounds))})"
 
     def of(self, length: int) -> int:
-        """Return the range of a request that has arrived."""
+        """Return the range of an arriving request."""
         multiple = self._multiple_of
         padded = -(-length // multiple) * multiple
         counts = self._counts
@@ -66,7 +66,7 @@ class LengthBuckets:
 
 
 def elements(counts: Mapping[int, float], bounds: Sequence[int]) -> float:
-    """Return the elements of requests padded to the end of their range; above all ranges, to the longest."""
+    """Return the elements of requests padded to the end of their range; above all ranges, to the longest length."""
     longest = max(counts, default=0)
     total = 0.0
     for length, count in counts.items():
@@ -76,17 +76,17 @@ def elements(counts: Mapping[int, float], bounds: Sequence[int]) -> float:
 
 
 def best_bounds(counts: Mapping[int, float], most: int) -> tuple[int, ...]:
-    """Return the ends of up to `most` ranges, with the fewest elements; each but the first must be worth it.
+    """Return the ends of up to `most` ranges with the fewest elements; each after the first must be worth it.
 
-    `counts` tells how often a length occurs. The last range ends at the longest.
+    `counts`: number of requests by length. The last range ends at the longest length.
     """
     lengths, weights = _cells(counts)
     if not lengths:
         return ()
-    before = [0.0]  # the requests before each cell
+    before = [0.0]  # number of requests before each cell
     for weight in weights:
         before.append(before[-1] + weight)
-    # costs[j]: the fewest elements of the cells up to j in so many ranges; cuts tell where the last of those begins.
+    # costs[j]: the fewest elements of the cells up to j in a given number of ranges; cuts: where the last range begins.
     costs = [length * total for length, total in zip(lengths, before[1:], strict=True)]
     best: tuple[int, ...] = (lengths[-1],)
     total = costs[-1]
@@ -121,7 +121,7 @@ def _bounds(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> tuple[int,
 
 
 def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """Return lengths in order and how often they occur; neighbours go together where there are too many."""
+    """Return lengths in order, with their numbers of requests; if there are too many, neighbours are grouped."""
     lengths = sorted(counts)
     weights = [counts[length] for length in lengths]
     if len(lengths) <= CELLS:
@@ -143,36 +143,36 @@ def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:
 
 
 OVERHEAD_NS = 100_000
-"""Time that a batch costs the server besides its execution: choosing it, the hop to a thread, the settling."""
-_MEMORY = 32  # executions in the mean of a cell
-_FADE = 0.9995  # of the weight of a cell, with each execution of any
-_CLIP = 0.35  # an execution that differs by more, as a logarithm, counts as if it differed by so much
+"""Time of a batch in the server besides its execution: choice, hop to a thread, settlement."""
+_MEMORY = 32  # executions in a cell's mean
+_FADE = 0.9995  # of a cell's weight, with each execution of any cell
+_CLIP = 0.35  # largest deviation that counts, as a logarithm
 _CHANGED_AFTER, _LATEST = 8, 10
-"""Number of these in a row in one cell on the same side, or among the latest in any cell, that show a change."""
+"""Executions that show a change: consecutive ones in a cell that deviate to one side, or as many of the latest ones."""
 _LEVEL_SHARE = 0.03
-_JUMP_AFTER = 6  # executions in a row that are off by at least, and differ from one another by at most:
+_JUMP_AFTER = 6  # consecutive executions with at least this deviation, and at most this spread:
 _JUMP_LEAST, _JUMP_SPREAD = 0.15, 0.45
-_KNOWN = 2.0  # executions in a cell, before one can be off
-_DOUBTED = 0.2  # executions in a cell, after a change elsewhere
-_SETTLED = 1  # executions in a cell, before it has a say about the level: most cells have few in the first seconds
-_PRIORS = 0.3, 16.0  # how many executions a cell must have to be believed as much as the curve: least and most
-_REFITS = (4, 8, 16, 32, 64, 128)  # executions from one fit to the next: often at first
-_NEWS = 2  # the same after the first execution of a cell; there are few cells, so this is seldom
-_RIDGE = 1e-5  # so that points of one length, or of one size, have a curve too
+_KNOWN = 2.0  # executions in a cell before one can deviate
+_DOUBTED = 0.2  # executions in a cell that still count after a change elsewhere
+_SETTLED = 1  # executions in a cell before it affects the level: most cells have few in the first seconds
+_PRIORS = 0.3, 16.0  # executions in a cell that weigh as much as the curve: minimum and maximum
+_REFITS = (4, 8, 16, 32, 64, 128)  # executions between fits: few at first
+_NEWS = 2  # the same after the first execution of a cell; cells are few, so this is rare
+_RIDGE = 1e-5  # makes the curve defined for points of a single length or size
 _TERMS = 5
 _HEARSAY = 0.5
-"""Weight of cells that stand in for cells of more rows, none of which has run."""
+"""Weight of cells that stand in for cells of more rows without executions."""
 _KNOWN_SHAPES = 4096
-_NEW = 8  # executions in which all counts
-_SURPRISE = 1.5  # the first execution of a shape that takes so many times as long as expected prepared something
-_PAIRS_KEPT = 0.95  # of the weight of shapes that ran twice, with each further one
-_NO_CHANCE = 3  # so many standard errors above nothing are no chance
-_LEAST_LEFT = 0.2  # of the time of a first execution, whatever its preparation is likely to have been
-_FORGIVEN = 3  # such executions in a row, in one cell or in all: if there are more, then what was expected is wrong
+_NEW = 8  # initial executions that always count
+_SURPRISE = 1.5  # first executions of a shape above this multiple of the expected time include preparation
+_PAIRS_KEPT = 0.95  # weight of earlier shapes that ran twice, with each further one
+_NO_CHANCE = 3  # standard errors above zero that count as significant
+_LEAST_LEFT = 0.2  # minimum share of a first execution's time that remains after subtracting its preparation
+_FORGIVEN = 3  # maximum consecutive such executions, in one cell or in all: beyond it, the expectation was wrong
 
 
 class _Cell:
-    """Means of logarithms: of rows, of length, and of the time relative to the level."""
+    """Means of the logarithms of rows, length, and time relative to the level."""
 
     __slots__ = ("at", "correction", "length", "off", "rows", "time", "times")
 
@@ -183,15 +183,14 @@ class _Cell:
         self.times = 1.0
         self.at = at
         self.off = 0
-        """Number of executions in a row that were far from the mean; negative for those below it."""
+        """Number of consecutive executions far from the mean; negative below it."""
         self.correction = 0.0
 
 
 class _Preparation:
-    """Extra time of a shape's first execution over its second, for the preparations that some engines make.
+    """Extra time of a shape's first execution over its second, for the preparations of some engines.
 
-    If it counted, rare sizes would appear costly, and so they would run even more rarely. Where no shape repeats, the
-    extra time is unknown.
+    Otherwise rare sizes would appear costly, and run even more rarely. If no shape repeats, the extra time is unknown.
     """
 
     __slots__ = ("_excess", "_weight", "ns")
@@ -201,8 +200,8 @@ class _Preparation:
         self._excess = self._weight = 0.0
 
     def compare(self, first_ns: int, second_ns: int, noise: float) -> None:
-        """Compare two executions. `noise` is the mean square of relative differences from the usual time."""
-        # Times vary by a share of themselves: the shorter they are, the more they tell.
+        """Compare two executions. `noise`: mean square of relative deviations from the usual time."""
+        # Times vary in proportion: shorter ones are more precise.
         weight = 1 / max(1, min(first_ns, second_ns)) ** 2
         self._excess = _PAIRS_KEPT * self._excess + weight * (first_ns - second_ns)
         self._weight = _PAIRS_KEPT * self._weight + weight
@@ -214,37 +213,37 @@ class Costs:
     """Run times by rows and length. `version` changes whenever predictions may have changed."""
 
     def __init__(self, most_rows: int) -> None:
-        # For each number of rows: the column of cells to its left, and how far it is from there to the next.
+        # For each number of rows: the column of cells to its left, and the relative distance to the next one.
         places = [log2(rows) for rows in range(1, max(1, most_rows) + 1)]
         self._places = [(int(place), place - int(place)) for place in places]
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._shapes: dict[tuple[int, int], int] = {}
-        """Run time of each shape's first execution, 0 once there was a second."""
+        """Run time of each shape's first execution; 0 after its second."""
         self._preparation = _Preparation()
         self._forgiven: dict[tuple[int, int] | None, int] = {}
-        """First executions in a row that did not count, by cell and, under None, in all."""
+        """Consecutive first executions that did not count, by cell, and in total under None."""
         self._level = 0.0
         self._due = 1
         self._noise = 0.01
-        """The mean square of what executions differ from the mean of their cell."""
+        """Mean square of executions' deviations from their cell's mean."""
         self._prior = 1.0
         self._tables: dict[int, list[float]] = {}
         self.count = 0
-        """Executions so far."""
+        """Number of executions."""
         self.changes = 0
-        """Number of changes in the engine's times that were not all alike."""
+        """Number of changes in the engine's times beyond a common factor."""
         self.version = 0
         self._since = 0
-        """The executions before the latest change."""
+        """Number of executions before the latest change."""
         self._off: deque[float] = deque(maxlen=_LATEST)
         self._curve = [0.0] * _TERMS
-        """Nanoseconds: of a batch, of a row, of an element, of a row by its length squared, and of elements^1.5."""
+        """Nanoseconds: per batch, row, element, row times squared length, and elements^1.5."""
 
     def __repr__(self) -> str:
         return f"Costs({self.count} executions in {len(self._cells)} cells)"
 
     def observe(self, rows: int, length: int, ns: int) -> None:
-        """Observe a batch of `rows` rows of `length`, 1 for models without lengths, that took `ns`."""
+        """Record a batch of `rows` rows of `length`, 1 for models without lengths, that took `ns`."""
         shape, key = (rows, length), _cell_of(rows, length)
         first = len(self._shapes) < _KNOWN_SHAPES and shape not in self._shapes
         if first:
@@ -260,7 +259,7 @@ class Costs:
             elif first and max(self._forgiven.get(key, 0), self._forgiven.get(None, 0)) < _FORGIVEN:
                 for place in (key, None):
                     self._forgiven[place] = self._forgiven.get(place, 0) + 1
-                return  # the engine prepares itself for a new shape, once
+                return  # the engine's one-time preparation for a new shape
         self.count += 1
         relative = log(max(1, ns)) - self._level
         log_rows, log_length = log(rows), log(length)
@@ -277,7 +276,7 @@ class Costs:
     def _update(self, cell: _Cell, log_rows: float, log_length: float, relative: float) -> None:
         cell.times *= _FADE ** (self.count - cell.at)
         cell.at = self.count
-        # Lengths differ within a cell. The curve says what that makes.
+        # Lengths differ within a cell; the curve corrects for that.
         shift = self._curve_at(log_rows, log_length) - self._curve_at(cell.rows, cell.length) if self.version else 0.0
         difference = relative - shift - cell.time
         if cell.times > _KNOWN:
@@ -301,7 +300,7 @@ class Costs:
         cell.time += share * (difference + shift)
 
     def _jump(self, difference: float) -> float:
-        """Apply and return a sudden change of the level, on which several executions must agree; 0 if there is none."""
+        """Apply and return a sudden change of the level, confirmed by several executions; 0 without one."""
         off = self._off
         off.append(difference)
         latest = list(off)[-_JUMP_AFTER:]
@@ -321,7 +320,7 @@ class Costs:
         return sum([abs(difference) > least for difference in self._off]) >= _CHANGED_AFTER
 
     def _doubt(self) -> None:
-        """Learn fast again, since the engine's times have changed."""
+        """Learn fast again after a change in the engine's times."""
         self.changes += 1
         self._off.clear()
         self._since = self.count - 1
@@ -336,7 +335,7 @@ class Costs:
         return 0.0 if cell is None else float(cell.times * _FADE ** (self.count - cell.at))
 
     def of(self, length: int) -> list[float]:
-        """Return nanoseconds by rows, 0 to the most, of batches of one length. Valid while `version` is the same."""
+        """Return nanoseconds by rows, from 0 to the maximum, for batches of one length. Valid for this `version`."""
         table = self._tables.get(length)
         if table is None:
             self._tables[length] = table = self._make_table(length)
@@ -345,7 +344,7 @@ class Costs:
     def _make_table(self, length: int) -> list[float]:
         a, b, c, d, e = self._curve
         row_ns, surplus_ns = b + length * (c + length * d), e * length * sqrt(length)
-        # What the cells around each size differ from the curve, the nearer the more.
+        # Deviations of the cells around each size from the curve, weighted by distance.
         place = 2 * log2(length)
         low = int(place)
         columns: list[tuple[float, float]] = []
@@ -356,7 +355,7 @@ class Costs:
                 if cell is not None:
                     total += near * cell.times * cell.correction
                     weight += near * cell.times
-            if columns and not weight:  # as with fewer rows, for want of better
+            if columns and not weight:  # the value for fewer rows, as the best available
                 total, weight = columns[-1][0] * _HEARSAY, columns[-1][1] * _HEARSAY
             columns.append((total, weight))
         scale = exp(self._level)
@@ -384,7 +383,7 @@ class Costs:
         self._curve = fit(points)
         for cell in self._cells.values():
             cell.correction = cell.time - self._curve_at(cell.rows, cell.length)
-        # Do cells differ from the curve by more than chance explains? Only then they know better.
+        # Cells improve on the curve only if they deviate from it by more than chance explains.
         cells = [cell for cell in self._cells.values() if cell.times > 2]
         misfit = sum(cell.correction**2 - self._noise / cell.times for cell in cells) / max(1, len(cells))
         least, most = _PRIORS
@@ -392,7 +391,7 @@ class Costs:
         self._tables.clear()
 
     def list_cells(self) -> list[tuple[int, int, float]]:
-        """Return rows, length and nanoseconds in the middle of each cell that has run, the smallest first."""
+        """Return rows, length and nanoseconds in the middle of each cell with executions, smallest first."""
         return sorted(
             (round(exp(cell.rows)), round(exp(cell.length)), exp(cell.time + self._level))
             for cell in self._cells.values()
@@ -409,9 +408,9 @@ def _terms(rows: float, length: float) -> tuple[float, ...]:
 
 
 def fit(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
-    """Fit the curve of least squared relative errors through `points`: rows, length, time and weight of each.
+    """Fit the curve with least squared relative errors to `points`: rows, length, time and weight of each.
 
-    Numbers that would be negative are left out, the most negative first, until none is.
+    Terms with negative coefficients are removed, the most negative first, until none is left.
     """
     matrix = [[0.0] * _TERMS for _ in range(_TERMS)]
     vector = [0.0] * _TERMS
@@ -441,7 +440,7 @@ def fit(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
-    """Solve linear equations with a positive definite matrix; the last column is the right side."""
+    """Solve linear equations with a positive definite matrix; the last column is the right-hand side."""
     count = len(rows)
     for i in range(count):
         for j in range(i + 1, count):

@@ -1,17 +1,17 @@
 """Grouping of the waiting requests that are cheapest to run with the most urgent one, as a pure function.
 
-The requests are sorted by length and cut into groups with the smallest total price. The price of a group is the time
-that a batch of its rows takes at the length of its longest request, times the number of requests that wait for the end
-of that batch: its members, half of the other waiting requests (the groups run in any order), and requests that arrive
-before all groups are done. At low load few arrive, and latency counts. At full load so many arrive that only time
-counts, and therefore throughput.
+Requests are sorted by length and divided into groups with the smallest total price. The price of a group is the time of
+a batch of its rows at the length of its longest request, times the number of requests that wait for the end of the
+batch: its members, half of the other waiting requests (the groups run in any order), and requests that arrive before
+all groups are done. At low load few arrive, and latency counts. At full load the arrivals dominate: only time counts,
+and therefore throughput.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-"""Group sizes to try, besides 1, the most that fit, and all requests no longer than the group's last."""
+"""Group sizes to try, besides 1, the maximum, and all requests no longer than the group's last one."""
 
 
 def counts_tried(most: int) -> list[int]:
@@ -19,7 +19,7 @@ def counts_tried(most: int) -> list[int]:
 
 
 def queue_weight(waiting: int, utilisation: float) -> float:
-    """Return how many rows wait for the end of a batch, besides half of its own, if `waiting` rows are there now."""
+    """Return the number of rows that wait for the end of a batch, besides half of its own; `waiting` rows wait now."""
     return waiting * (1 + utilisation) / (2 * (1 - utilisation))
 
 
@@ -33,14 +33,14 @@ def best_groups(
     most_elements: int = 0,
     batch_sizes: tuple[int, ...] = (),
 ) -> tuple[list[int], float]:
-    """Return the starts of the groups of requests, in ascending order, and the price of all.
+    """Return the starts of the groups in ascending order, and their total price.
 
-    `lengths` ascend, and `rows` has the batch size of each request. `times` gives the times by rows for a length.
-    `weight` is from `queue_weight`. Groups of several requests have up to `most_rows`, and no more rows times length
-    than `most_elements`, if that is not 0. There the rows are those that run: rounded up to one of `batch_sizes`.
+    `lengths` ascend; `rows`: batch size of each request. `times`: returns times by rows for a length. `weight`: from
+    `queue_weight`. Groups of several requests have at most `most_rows`, and at most `most_elements` (0 for no limit):
+    rows as executed, rounded up to one of `batch_sizes`, times length.
     """
     before = list(accumulate(rows, initial=0))
-    single = before[-1] == len(rows)  # each request has one row: then a group has as many rows as requests
+    single = before[-1] == len(rows)  # one row per request: group sizes in rows and requests are equal
     prices = [0.0]
     begins: list[int] = []
     known = -1
@@ -83,7 +83,7 @@ def best_groups(
 
 
 def _most_within(room: int, batch_sizes: tuple[int, ...]) -> int:
-    """Return the most rows of requests that run as up to `room`, by `rows_of` of `core.configuration.merging`."""
+    """Return the maximum rows of requests that execute as up to `room` rows (`core.configuration.merging.rows_of`)."""
     if not batch_sizes or room >= batch_sizes[-1]:
         return room
     return max((size for size in batch_sizes if size <= room), default=0)

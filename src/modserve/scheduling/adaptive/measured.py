@@ -1,15 +1,15 @@
-"""Chooses batches by measured run times: the rule for models whose requests differ in length.
+"""Chooses batches by measured run times: the rule for models with requests of different lengths.
 
-A batch always contains the most urgent waiting request, so no request waits longer than those before it take. The other
-members are the cheapest ones by `grouping`, at the prices of `costs`.
+A batch always contains the most urgent waiting request, so no request waits longer than its predecessors take. The
+other members are the cheapest ones by `grouping`, at the prices of `costs`.
 
 The first batches are lessons: of one request until a run time is known, then of up to four until there are two. They
-cost little whatever the engine is like, and give prices to begin with. With a queue delay they are as large as it made
-them: setting one implies that batches pay.
+cost little with any engine, and provide initial prices. With a queue delay they have the size that it produces: setting
+one implies that batches pay.
 
-The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
-is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
-cost of trials to a small share of the price of all batches, and some at the beginning.
+Prices of batches without executions are guesses, and prices from long ago are outdated. So from time to time a batch is
+a *trial*: not the best choice, but one of a size and length with little data. An account limits the extra cost of
+trials to a small share of the price of all batches, and some at the beginning.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +29,18 @@ from .trials import SURE, Trials
 from .utilisation import Utilisation
 
 _LESSONS = 1, 4
-"""The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""
+"""Maximum rows of a batch by the number of observed batches. Larger ones delay all requests if batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
-"""Mean time of batches below which choosing costs too much: as many as fit run together. So does the first."""
+"""Mean batch time below which choosing costs too much, and weight of a new batch in it. In that case, and at first, as
+many requests as fit run together."""
 _DEAREST = 64.0
-"""Most rows of a mean length that a row may cost a tenant; its inverse is the least."""
+"""Maximum rows of mean length that a row may cost a tenant; its inverse is the minimum."""
 _SIDE = 32
-"""Most shorter and longer requests to consider."""
+"""Maximum number of shorter, and of longer, requests to consider."""
 
 
 class Measured:
-    """Chooses among the requests of a `batching.BatchCandidates` with `lengths`, when `ready` says that it is time."""
+    """Chooses among the requests of a `batching.BatchCandidates` with `lengths`, once `ready` decides to run."""
 
     def __init__(self, config: ModelConfig, ready: Rule) -> None:
         most = max(1, config.max_batch_size)
@@ -83,14 +84,14 @@ class Measured:
         self._trials.observe(members, ns)
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """Return how long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        """Return the expected run time of a batch of these requests, in nanoseconds; 0 before the first."""
         if not self._costs.count:
             return 0
         table = self._times(self._length(max([inflight.length for inflight in members])))
         return int(table[min(sum([inflight.batch_size for inflight in members]), len(table) - 1)])
 
     def cost(self, inflight: Inflight) -> float:
-        """Return the run time that a request adds to a large batch, in rows of a mean length."""
+        """Return the run time that a request adds to a large batch, in rows of mean length."""
         rows = float(inflight.batch_size or 1)
         if not self._costs.count:
             return rows
@@ -145,7 +146,7 @@ class Measured:
         return table
 
     def _choose(self, together: BatchCandidates, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
-        """Choose the members of the next batch, in the order of their lengths."""
+        """Choose the members of the next batch, in order of length."""
         largest = self._most
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
         if self._costs.count < len(_LESSONS) and not self._delays:
@@ -187,7 +188,7 @@ class Measured:
         price: float,
         largest: int,
     ) -> tuple[int, int]:
-        """Return the first and last place of a trial, if there is a useful one that can be afforded."""
+        """Return the range of a trial if a useful one is affordable; otherwise `chosen`."""
         widest = self._widest(near, window.lengths, place, largest)
         run = place
         while run + 1 < widest[1] and window.lengths[run + 1] == window.lengths[place]:
@@ -205,7 +206,7 @@ class Measured:
         return self._random.randint(widest[0], place), self._random.randint(place, widest[1] - 1) + 1
 
     def _widest(self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int) -> tuple[int, int]:
-        """Return the most that fits, shorter ones first, as the places of its first and behind its last."""
+        """Return the largest range of requests that fit, shorter ones first: its first position, and its end."""
         begin, end = place, place + 1
         size = near[place].batch_size
         for step in (-1, 1):
@@ -223,7 +224,7 @@ class Measured:
 
 
 class _Window:
-    """The requests that a choice is made of, and what `best_groups` needs to know of them."""
+    """Candidates of a choice, with the arguments for `best_groups`."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class _Window:
         return self._groups(self.lengths, self.rows)
 
     def price_with(self, begin: int, end: int) -> float:
-        """Return the price of all, if these places are a group."""
+        """Return the total price if this range is a group."""
         size = sum(self.rows[begin:end])
         price = self._times(self.lengths[end - 1])[size] * (self.weight + 0.5 * size)
         rest = self._groups(self.lengths[:begin] + self.lengths[end:], self.rows[:begin] + self.rows[end:])
@@ -258,7 +259,7 @@ class _Window:
 
 
 def _oldest_first(near: Sequence[Inflight], lengths: Sequence[int], begin: int, end: int, place: int) -> list[Inflight]:
-    """Return the group from `begin` to `end`; of its shortest length, if only some are in it, the most urgent."""
+    """Return the group from `begin` to `end`, with the most urgent requests of its shortest length."""
     group = list(near[begin:end])
     length = lengths[begin]
     first = lengths.index(length)

@@ -1,4 +1,4 @@
-"""The account of trials: batches that are not the best known choice, to learn more."""
+"""Account of trials: batches other than the best known choice, for learning."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 SURE = 4.0
-"""Number of executions of about a batch's size above which it is no trial."""
+"""Number of executions of similar batches from which a batch is no trial."""
 _EVERY = 8
-"""Number of choices for each that may be a trial, and half as many among the first:"""
+"""Number of choices per possible trial, halved for the first ones:"""
 _FIRST = 64
 _ALLOWED = 0.002
-"""The share of the price of all batches that trials may cost."""
+"""Share of the price of all batches that trials may cost."""
 _ALLOWED_AT_FIRST = 1
-"""Number of first batches whose price counts in full, not only as that share. With more of them, trials take most of
-the first seconds of an engine whose batches last a tenth of a second."""
+"""Number of first batches that count with their full price instead of that share. With more, trials would take most of
+the first seconds of an engine with batches of a tenth of a second."""
 _MOST_SAVED = 6
-"""Number of batches; trials may cost their price in a row. Its mean is of the latest:"""
+"""Maximum balance in batches, which consecutive trials may cost. The mean price is over the latest:"""
 _MEAN_OF = 64
 
 
@@ -29,11 +29,11 @@ class Trials:
         self._mean = 0.0
         self._balance = 0.0
         self._latest: tuple[Inflight, float, float] | None = None
-        """The first member of the latest trial, the time it is likely to take, and how many wait for its end."""
+        """First member, expected time and waiting requests of the latest trial."""
 
     @property
     def due(self) -> bool:
-        """True if the present choice may be a trial."""
+        """True if the current choice may be a trial."""
         return not self._turn % _EVERY or (self._turn < _FIRST and not self._turn % (_EVERY // 2))
 
     def earn(self, price: float) -> None:
@@ -46,7 +46,7 @@ class Trials:
     def begin(self, excess: float, time: float, waiting: float, first: Inflight) -> bool:
         """Pay for a trial that costs `excess` more than the best choice, or return False.
 
-        It is likely to take `time`, and `waiting` requests wait for its end; `first` is its first member.
+        `time`: expected time. `waiting`: requests that wait for its end. `first`: its first member.
         """
         if excess > self._balance:
             return False
@@ -56,14 +56,14 @@ class Trials:
         return True
 
     def observe(self, members: Sequence[Inflight], ns: int) -> None:
-        """Observe a batch that took `ns`. A trial that took longer than expected costs that, too."""
+        """Record a batch that took `ns`. A trial is also charged for exceeding its expected time."""
         if self._latest is not None and self._latest[0] in members[:1]:
             _, expected_ns, waiting = self._latest
             self._latest = None
             self._charge(ns - expected_ns, waiting)
 
     def start_again(self) -> None:
-        """Return to the allowance of the beginning, since what was learnt is no longer true."""
+        """Return to the initial allowance, since the learnt times are outdated."""
         self._turn = 0
 
     def _charge(self, ns: float, waiting: float) -> None:

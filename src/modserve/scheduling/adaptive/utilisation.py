@@ -1,4 +1,4 @@
-"""Load of a model's instances: at full load only throughput counts, at low load the latency of each request."""
+"""Load of a model's instances: at full load only throughput counts, at low load each request's latency."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,18 +9,18 @@ from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 from .grouping import queue_weight
 
 _BUSIEST = 0.98
-_WINDOW = 16  # executions
+_WINDOW = 16  # in executions
 _LOAD_KEPT = 0.92
-"""The share of what was seen before that counts with each new window. Choices are made in busy times only; so what is
-remembered must be longer than these usually are."""
+"""Weight of earlier windows with each new one. Choices are made in busy times only, so the memory must be longer than
+these usually last."""
 _LOAD_REST = 8
-"""Most executions that a pause counts as: what was before it says nothing about the load now."""
+"""Maximum length of a pause in executions, as earlier load does not affect the present one."""
 _SOONER = 0.8
-"""Share of one batch's time that several of its parts, run in parallel, may take and still be better."""
+"""Fraction of a batch's time within which parallel parts of it must end to be better."""
 
 
 class Utilisation:
-    """The utilisation of the places where batches run, which goes into the statistics."""
+    """Utilisation of the slots for batches, reported in the statistics."""
 
     def __init__(self, statistics: ChoiceStatistics) -> None:
         self._places = 1
@@ -32,7 +32,7 @@ class Utilisation:
         self._busy_ns = self._all_ns = 0.0
 
     def use(self, places: int, free: Callable[[], int]) -> None:
-        """Set the number of batches that run at a time; `free` returns how many could begin besides the chosen one."""
+        """Set the number of concurrent batches; `free` returns how many more could begin besides the chosen one."""
         self._places = max(1, places)
         self._free = free
 
@@ -46,7 +46,7 @@ class Utilisation:
             self._window_all_ns += max(0, end_ns - self._end_ns) - max(0, pause_ns - int(_LOAD_REST * self._mean_ns))
             self._window_ns += ns
             if pause_ns > 0 and any(inflight.queue_start_ns < self._end_ns for inflight in members):
-                self._window_ns += pause_ns * self._places  # nobody waited for work, but the work for the server
+                self._window_ns += pause_ns * self._places  # requests waited for the server, so the slots count as busy
             self._batches += 1
         self._end_ns = max(self._end_ns, end_ns)
         self._statistics.run_ns += ns
@@ -59,13 +59,13 @@ class Utilisation:
                 self._statistics.utilisation = self._busy_ns / self._all_ns
 
     def weight(self, waiting: int, largest: int) -> float:
-        """Return the weight of times for `grouping`. A long queue counts as full load, whatever the load was before."""
+        """Return the weight of times for `grouping`. A long queue counts as full load, whatever the earlier load."""
         return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
 
     def share(self, waiting: int, times: Sequence[float]) -> int:
-        """Return how many of `waiting` rows are for one place, if several are free: all, unless parts end sooner.
+        """Return how many of `waiting` rows one slot should take if several are free: all, unless parts end sooner.
 
-        `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
+        `times`: time of a batch by rows, up to the maximum, measured with the other slots busy.
         """
         free = self._free()
         if not free:

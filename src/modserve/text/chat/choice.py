@@ -1,9 +1,7 @@
-"""Text choice of a response, assembled from the pieces that the model sends.
+"""A text choice of a response, assembled from the pieces that the model sends.
 
-A text in pieces may begin with a thought of the model.
-
-A thought is between two marks at the beginning of the text. Some chat templates end the prompt with the first mark, and
-the text begins within the thought. A thought without an end takes the whole text.
+A text may begin with a thought, a reasoning block between two marks. Some chat templates end the prompt with the first
+mark, and the text begins within the thought. A thought without an end extends over the whole text.
 """
 
 from collections.abc import Sequence
@@ -22,13 +20,13 @@ from .stops import TextEnd, overlap
 from .tools import ToolCall, ToolCalls, ToolChoice
 
 _MARKS: Final = {"<think>": "</think>", "[THINK]": "[/THINK]"}
-"""Marks of Qwen3, DeepSeek-R1 and most others; of Mistral's models."""
+"""Marks of thoughts: of Qwen3, DeepSeek-R1 and most others; of Mistral's models."""
 _BEFORE, _BEGUN, _WITHIN, _BEHIND, _OVER = range(5)
-"""Before the first mark; behind it, and behind the other one, where white space is left out; in the answer."""
+"""States: before the first mark; after it, and after the second mark, both skipping white space; in the answer."""
 
 
 def open_thought(prompt: str, continued: str = "") -> str:
-    """The mark that will end the thought in which a prompt ends, or the message at its end; empty if there is none."""
+    """Return the end mark of the thought left open by a prompt, or by its last message; empty if there is none."""
     for first, close in _MARKS.items():
         if prompt[-64:].rstrip().endswith(first) or (continued.startswith(first) and close not in continued):
             return close
@@ -36,7 +34,7 @@ def open_thought(prompt: str, continued: str = "") -> str:
 
 
 class Thoughts:
-    """Divides a text into thought and answer. `close` is the mark of the thought in which its prompt ends."""
+    """Divides a text into thought and answer. `close`: end mark of a thought that the prompt opens."""
 
     __slots__ = ("_close", "_held", "_place")
 
@@ -47,11 +45,11 @@ class Thoughts:
 
     @property
     def thinking(self) -> bool:
-        """Neither before the thought nor in the answer."""
+        """True within the thought."""
         return self._place in (_BEGUN, _WITHIN, _BEHIND)
 
     def feed(self, piece: str, final: bool) -> tuple[str, str]:
-        """Return the text that is certainly thought, and the text that is certainly answer by now."""
+        """Return the text that is certainly thought by now, and the text that is certainly answer."""
         if self._place == _OVER:
             return "", piece
         text, self._held = self._held + piece, ""
@@ -105,7 +103,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Number of `completion_tokens` that are certainly of thoughts."""
+    """Number of `completion_tokens` that certainly belong to thoughts."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -119,10 +117,10 @@ class Usage:
 
 
 class TextChoice:
-    """A text on its way. `calls` counts its calls of tools so far.
+    """A text being generated. `calls`: number of its tool calls so far.
 
-    `counts` have the text, and what of it is thought, for a model that does not count its tokens itself: then there is
-    a `tokenizer`. `tools` is None for what is no chat. `close` is the mark of the thought in which the prompt ends.
+    `counts`: token counts of the text and its thought, for a model that does not count itself; this needs a
+    `tokenizer`. `tools`: None unless the request is a chat. `close`: end mark of a thought that the prompt opens.
     """
 
     def __init__(
@@ -146,10 +144,10 @@ class TextChoice:
         self._parser = (
             None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.parameters)
         )
-        # What has to have a form has it from its first token on.
+        # Structured output begins with its first token, without a thought.
         self._thoughts = None if tools is None else Thoughts("" if STRUCTURE in request.sampling else close)
         self._forced: list[str] = []
-        """The text that is a call as a whole, if one is required."""
+        """The text of a required call, which is the whole text."""
 
     @property
     def over(self) -> bool:
@@ -157,7 +155,7 @@ class TextChoice:
         return self._end.reached
 
     def add(self, piece: Piece, final: bool) -> Delta:
-        """Add a piece and return what it adds for the client."""
+        """Add a piece; return its addition for the client."""
         if self._end.reached:
             return Delta("")
         if piece.finish_reason is not None:
@@ -173,12 +171,12 @@ class TextChoice:
 
     @property
     def written(self) -> int | None:
-        """Tokens; None if they are not counted."""
+        """Number of generated tokens; None if they are not counted."""
         return self.counts[0].total() if self.counts else self.output_tokens
 
     @property
     def thought_tokens(self) -> int:
-        """Without those of pieces that end a thought and begin the answer, if the model counts."""
+        """Number of thought tokens; if the model counts, without pieces that end a thought and begin the answer."""
         return self.counts[1].total() if self.counts else self._thought_tokens
 
     @property
@@ -197,7 +195,7 @@ class TextChoice:
             was_thinking = self._thoughts.thinking
             thought, text = self._thoughts.feed(text, final)
             if not text and (was_thinking or self._thoughts.thinking):
-                logprobs = None  # they are of the answer
+                logprobs = None  # only for the answer
                 self._thought_tokens += piece.output_tokens or 0
             if thought and self.counts:
                 self.counts[1].add(thought)
@@ -216,7 +214,7 @@ class TextChoice:
 
 
 def _read_forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
-    """Return the text and the calls of a model that was held to the schema of calls."""
+    """Return the text and the calls of a model that was constrained to the schema of calls."""
     if tools.only:
         return "", [ToolCall(tools.only, text.strip())]
     try:
@@ -228,9 +226,9 @@ def _read_forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall
 
 
 def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage:
-    """Token counts of a request whose prompts have `per_prompt` choices each.
+    """Return the token counts of a request, with `per_prompt` choices for each prompt.
 
-    A model that does not count has 0: OpenAI's clients add the numbers up and fail on null.
+    0 for a model that does not count: OpenAI's clients add the numbers up and fail on null.
     """
     read = [choice.input_tokens or 0 for choice in choices[::per_prompt]]
     written = sum([choice.written or 0 for choice in choices])

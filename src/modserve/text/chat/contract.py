@@ -1,10 +1,10 @@
-"""Contract of models that generate text: tensors from a request of text, and a response text from tensors.
+"""Contract of text generation models: request text to tensors, and tensors to response text.
 
-The tensors are those of Triton's vLLM backend (src/utils/request.py, docs/additional_outputs.md): ``text_input`` and
-``text_output``, and others that are used where the model's configuration has them. Without ``sampling_parameters``,
-inputs that have the names of sampling parameters get them one by one, so that a Python function may take ``max_tokens``
-or ``stop``. A model with one text in and one text out is one, too, whatever their names, and one with an input
-``messages`` gets the conversation itself, as JSON.
+The tensors are as in Triton's vLLM backend (src/utils/request.py, docs/additional_outputs.md): ``text_input`` and
+``text_output``, and others if the model's configuration has them. Without ``sampling_parameters``, inputs named like
+sampling parameters get them one by one, so that a Python function may take ``max_tokens`` or ``stop``. A model with one
+text input and one text output also qualifies, whatever their names, and an input ``messages`` gets the conversation as
+JSON.
 """
 
 import json
@@ -33,15 +33,15 @@ _REPORTS = ("finish_reason", *_COUNTS)
 _OWN_INPUTS = frozenset({STREAM, EXCLUDE_INPUT, SAMPLING_PARAMETERS, *(f"return_{name}" for name in _REPORTS)})
 
 KNOBS: frozenset[str] = fields.PARAMETERS | {LOGPROBS}
-"""Inputs that get a sampling parameter of their name."""
+"""Inputs that get the sampling parameter of the same name."""
 
 DEFAULT_MAX_TOKENS = "default_max_tokens"
-"""The model's parameter with the `max_tokens` of requests that do not say any."""
+"""Model parameter with the default of `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Input and output tensors of a text model. `prompt` is None for one that takes only `messages`."""
+    """Input and output tensors of a text model. `prompt` is None for a model that takes only `messages`."""
 
     model: str
     prompt: str | None
@@ -50,7 +50,7 @@ class Contract:
     outputs: frozenset[str]
     batched: bool
     constants: Mapping[bool, Mapping[str, Tensor]]
-    """Inputs that are the same for all requests that stream (True), and for all others."""
+    """Constant inputs of streaming requests (True) and of others."""
     default_max_tokens: int | None
 
     @property
@@ -102,13 +102,13 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    """Tokens of this piece."""
+    """Number of tokens in this piece."""
     logprobs: list[dict[str, Any]] | None = None
     """Alternatives by token id for each of the piece's tokens, the sampled one first."""
 
 
 def contract_of(config: ModelConfig) -> Contract | None:
-    """None for a model that does not generate text."""
+    """Return the contract of a model; None if it does not generate text."""
     specs, outputs = config.inputs_by_name, config.outputs_by_name
     output = TEXT_OUTPUT if TEXT_OUTPUT in outputs else config.output_names[0] if len(outputs) == 1 else ""
     if not output or outputs[output].datatype is not dtypes.BYTES:
@@ -133,9 +133,9 @@ def contract_of(config: ModelConfig) -> Contract | None:
 
 
 def may_generate(config: ModelConfig, from_prompt: bool = False) -> bool:
-    """True if the model generates text, or may: the tensors of one that was never in memory are unknown.
+    """True if the model generates text, or may: the tensors of a never loaded model are unknown.
 
-    `from_prompt`: not only from messages.
+    `from_prompt`: only if it accepts more than messages.
     """
     if not (config.inputs or config.outputs):
         return True
@@ -195,7 +195,7 @@ def _number(tensor: Tensor | None) -> int | None:
 
 
 def _finish_reason(reason: bytes) -> str | None:
-    """vLLM writes Python's ``None`` while it goes on."""
+    """Return the finish reason; vLLM writes Python's ``None`` while generation continues."""
     text = reason.decode(errors="replace")
     return None if text in ("", "None") else text
 

@@ -1,4 +1,4 @@
-"""Counts tokens with a model's own tokenizer, for models that do not count them themselves."""
+"""Counts tokens with a model's own tokenizer, for models that do not count them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,14 @@ from ..description import TOKENIZER
 from ..tokenizer import Tokenizer, load
 
 PART_CHARACTERS = 2048
-"""Characters counted at a time: half a millisecond of work, and the most of a stream that is kept."""
+"""Characters per counted part: half a millisecond of work, and the most that is kept of a stream."""
 
 
 class TokenCount:
-    """The tokens of a text that comes in pieces.
+    """Token count of a text that arrives in pieces.
 
-    It is counted in parts that end before a space, so that the count is that of the whole text for tokenizers that
-    begin words there, as nearly all do.
+    It is counted in parts that end before a space; the sum is right for tokenizers that begin words there, as nearly
+    all do.
     """
 
     __slots__ = ("_count", "_pieces", "_size", "_tokenizer")
@@ -23,7 +23,7 @@ class TokenCount:
         self._tokenizer = tokenizer
         self._pieces: list[str] = []
         self._size = 0
-        """Characters of the pieces, which are not counted yet."""
+        """Number of uncounted characters in the pieces."""
         self._count = 0
 
     def add(self, piece: str) -> None:
@@ -32,11 +32,11 @@ class TokenCount:
 
     @property
     def uncounted(self) -> int:
-        """Characters."""
+        """Number of uncounted characters."""
         return self._size
 
     def advance(self) -> None:
-        """Count the parts that are complete, if there are any."""
+        """Count the complete parts, if any."""
         if self._size >= PART_CHARACTERS:
             self._keep(self._count_parts("".join(self._pieces)))
 
@@ -64,9 +64,9 @@ class TokenCount:
 
 
 def read_tokenizer(folder: Path | None) -> Tokenizer | None:
-    """Return the tokenizer of a model that generates text: next to its file, or in the model's folder. None if missing.
+    """Return the tokenizer of a text generation model, from its file's or the model's directory; None if missing.
 
-    Raises INTERNAL for a file that cannot be used, UNSUPPORTED without the library.
+    Raises INTERNAL for an unusable file, UNSUPPORTED without the library.
     """
     places = () if folder is None else (folder, folder.parent)
     place = next((place for place in places if (place / TOKENIZER).is_file()), None)
@@ -74,7 +74,7 @@ def read_tokenizer(folder: Path | None) -> Tokenizer | None:
 
 
 def count_prompts(tokenizer: Tokenizer, prompts: Sequence[str], special: bool) -> list[int]:
-    """Tokens of prompts. `special`: with those that the tokenizer adds, which a chat template writes itself."""
+    """Return the number of tokens in prompts. `special`: add the tokenizer's own tokens; chat templates write these."""
     counts = []
     for prompt in prompts:
         count = TokenCount(tokenizer)

@@ -1,8 +1,8 @@
-"""The fields of the requests of OpenAI's calls: one table of what becomes of each, and how values are read.
+"""Request fields of OpenAI's calls: a table of their treatment, and functions that read values.
 
-A response that ignores a field which changes what the text may be looks right. So such a field is honoured, handed to
-the model, or refused. Fields that express a preference (``verbosity``) or describe the client are ignored, see
-`unknown_fields`.
+If a response ignored a field that constrains the text, it would still look right. So such a field is implemented,
+passed to the model, or refused. Fields that express a preference (``verbosity``) or describe the client are ignored,
+see `unknown_fields`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
 MOST_CHOICES: Final = 128
 _MOST_STOPS = 16
 _LONGEST_STOP = 1000
-"""Characters: each piece of a text is compared with all beginnings of each stop sequence."""
+"""Maximum length in characters: each piece of a text is compared with all prefixes of each stop sequence."""
 STRUCTURE: Final = "structured_outputs"
-"""The sampling parameter with the form of the text, which is named in refusals."""
+"""Sampling parameter with the form of the text, named in refusals."""
 KEEP_STOP: Final = "include_stop_str_in_output"
 
 
@@ -57,7 +57,7 @@ def mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def text(document: Mapping[str, Any], name: str) -> str:
-    """Return a text that has to be there."""
+    """Return a required text."""
     value = document.get(name)
     if value is None:
         raise field_error(name, f"'{name}' is missing")
@@ -89,7 +89,7 @@ def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
-    """``stream_options.include_usage``."""
+    """Read ``stream_options.include_usage``."""
     options = mapping(document, "stream_options")
     if options is None:
         return False
@@ -106,9 +106,10 @@ def _kind(value: object) -> str:
 def _number(
     document: Mapping[str, Any], name: str, least: int | float, most: int | float, *, is_above: bool = False
 ) -> object:
-    """A number from `least` to `most`; `is_above`: without `least`, at which an engine samples nothing, or divides.
+    """Read a number from `least` to `most`; `is_above`: excluding `least`, where sampling is impossible or divides by
+    zero.
 
-    The bounds are not just `float`, of which the compiled form would make floats, also in its messages.
+    The bounds are not just `float`: the compiled form would convert them to floats, also in its messages.
     """
     value = document.get(name)
     if type(value) is not int and type(value) is not float:
@@ -132,10 +133,10 @@ def _list_of(document: Mapping[str, Any], name: str, kind: type, expected: str) 
 
 
 class Parameter(NamedTuple):
-    """A sampling parameter, handed to models that take it; what reads a value that is there.
+    """A sampling parameter with the function that reads it, passed to models that take it.
 
-    Other models do without, unless it is a `demand`: a text that ignores it looks right. Then only the value `neutral`
-    asks for nothing. Engines refuse what they cannot do themselves.
+    Other models ignore it, unless it is a `demand`, as a text that ignores it looks right. Then only the value
+    `neutral` is accepted. Engines refuse what they do not support.
     """
 
     read: Callable[[Mapping[str, Any], str], object]
@@ -144,15 +145,15 @@ class Parameter(NamedTuple):
 
 
 class FormMember(NamedTuple):
-    """A form of the text, as a member of `STRUCTURE`; empty for that itself."""
+    """A form of the text, as a member of `STRUCTURE`; empty for `STRUCTURE` itself."""
 
     member: str
 
 
 class Refused(NamedTuple):
-    """A field that nothing here can honour, with what to do instead.
+    """An unsupported field, with an alternative.
 
-    The values `neutral` ask for nothing, and so do null, false and empty values.
+    The values in `neutral` are accepted, and so are null, false and empty values.
     """
 
     advice: str
@@ -221,7 +222,7 @@ FIELDS: Final[Mapping[str, Parameter | FormMember | Refused]] = {
     "use_beam_search": Refused(_NO_BEAMS),
     "web_search_options": Refused("models search nothing"),
 }
-"""The fields of all calls, but for those of the messages and of what is to be returned."""
+"""Fields of all calls, except messages and fields that select the returned data."""
 _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
     CHAT: {},
     COMPLETIONS: {
@@ -246,20 +247,20 @@ _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
         "response_format": Refused("send 'text' with a member 'format'"),
     },
 }
-"""Fields that one call refuses, or for another reason than the others."""
+"""Fields refused by one call only, or with another reason."""
 _PARAMETERS: Final = {name: field for name, field in FIELDS.items() if isinstance(field, Parameter)}
 FORMS: Final[Mapping[str, str]] = {
     name: field.member for name, field in FIELDS.items() if isinstance(field, FormMember)
 }
-"""Fields that hold the text to a form → the member of `STRUCTURE` that they are."""
+"""Fields that constrain the text → the corresponding member of `STRUCTURE`."""
 PARAMETERS: frozenset[str] = frozenset({*_PARAMETERS, STRUCTURE, "stop"})
-"""Sampling parameters by the names that models have for them."""
+"""Sampling parameters, by their names in models."""
 SAMPLING: frozenset[str] = PARAMETERS | {*FORMS, "n", "logprobs", "max_completion_tokens"}
 COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
 
 
 def check_names(call: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raise `RequestFieldError` for a field that the call cannot honour, and log those without a meaning here."""
+    """Raise `RequestFieldError` for a field that the call cannot honour, and log unknown ones."""
     if known.issuperset(document):
         return
     unknown = {}
@@ -275,9 +276,9 @@ def check_names(call: str, document: Mapping[str, Any], known: frozenset[str]) -
 
 
 def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
-    """Return the sampling parameters in the names of the contract, without `n` and `logprobs`.
+    """Return the sampling parameters by the contract's names, without `n` and `logprobs`.
 
-    `longest` names a field that means ``max_tokens`` and goes before it. Raises `RequestFieldError`.
+    `longest`: a field equivalent to ``max_tokens``, which takes precedence over it. Raises `RequestFieldError`.
     """
     values: dict[str, object] = {}
     for name, parameter in _PARAMETERS.items():
@@ -293,6 +294,6 @@ def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
 
 
 def is_demand(name: str, value: object) -> bool:
-    """Return whether a model has to know a sampling parameter with this value."""
+    """Return whether a model must support a sampling parameter with this value."""
     parameter = _PARAMETERS.get(name)
     return name == STRUCTURE or (parameter is not None and parameter.demand and value != parameter.neutral)

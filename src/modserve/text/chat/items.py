@@ -1,23 +1,23 @@
-"""The input of ``responses``: a text, or a list of items, which become the messages of a conversation.
+"""The input of ``responses``: a text or a list of items, which become the messages of a conversation.
 
 ==========================  ===================================================================
-``message``, or no `type`   a message, whose content is a text or a list of parts with texts
-``function_call``           a call that the model has made: part of the assistant's message
+``message``, or no `type`   a message with a text or a list of parts with texts
+``function_call``           a call made by the model: part of the assistant's message
 ``function_call_output``    a message of the tool
-``reasoning``               what the model thought before the item that follows; left out if it has no text
+``reasoning``               the model's thought before the next item; omitted without text
 ==========================  ===================================================================
 
-The request of ``responses``, in the form that needs no memory of earlier ones: all of the conversation is in it.
+Requests of ``responses`` are stateless: each contains the whole conversation.
 
-It is read as a chat. What would need something stored is refused; ``store`` itself, which OpenAI's clients leave at its
-default of true, only says what may be done afterwards, and the response says that nothing is stored.
+A request is read as a chat. Fields that need stored data are refused, except ``store``, which OpenAI's clients leave at
+its default of true: it only permits later use, and the response states that nothing is stored.
 
 Responses of ``responses``: a response with items, or the events in which it grows.
 
 The events of a message are ``output_item.added``, ``content_part.added``, ``output_text.delta`` for each piece, and
-``output_text.done``, ``content_part.done`` and ``output_item.done``, which have all of it. A thought has the same ones
-with ``reasoning_text``. Those of a call of a tool are ``output_item.added``, ``function_call_arguments.delta`` and
-``.done``, and ``output_item.done``. Before them come ``response.created`` and ``response.in_progress``, at the end
+``output_text.done``, ``content_part.done`` and ``output_item.done`` with the complete text. A thought has the same
+events with ``reasoning_text``. A tool call has ``output_item.added``, ``function_call_arguments.delta`` and ``.done``,
+and ``output_item.done``. Before them come ``response.created`` and ``response.in_progress``, at the end
 ``response.completed``, ``.incomplete`` or ``.failed``.
 """
 
@@ -44,7 +44,7 @@ _TEXTS = {"input_text": "text", "output_text": "text", "reasoning_text": "text",
 
 
 def read_messages(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """``instructions`` and ``input`` as messages. Raises `RequestFieldError`."""
+    """Return ``instructions`` and ``input`` as messages. Raises `RequestFieldError`."""
     messages: list[Mapping[str, Any]] = []
     instructions, items = document.get("instructions"), document.get("input")
     if instructions is not None:
@@ -99,7 +99,7 @@ def _message(where: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _add_call(messages: list[Mapping[str, Any]], where: str, item: Mapping[str, Any]) -> None:
-    """Calls that follow each other, or what the assistant has said, are of one message."""
+    """Add a call. Consecutive calls, and the assistant's text before them, form one message."""
     call = past_call(where, {"id": item.get("call_id"), "type": "function"}, item, "")
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant":
@@ -109,7 +109,7 @@ def _add_call(messages: list[Mapping[str, Any]], where: str, item: Mapping[str, 
 
 
 def _text(where: str, content: object) -> str:
-    """Return a text, or the texts of parts, one below the other."""
+    """Return a text, or the texts of parts, separated by line breaks."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -132,7 +132,7 @@ def _part(where: str, part: object) -> str:
 
 _LONGEST = "max_output_tokens"
 _LOGPROBS = "message.output_text.logprobs"
-"""Value of ``include`` that asks for log probabilities."""
+"""Value of ``include`` that requests log probabilities."""
 
 _TEXT_FIELDS = (fields.SAMPLING - {"n", "logprobs", "max_tokens", "max_completion_tokens"}) | {
     "model",
@@ -153,19 +153,19 @@ _REPEATED: Final[Mapping[str, object]] = {
     "tools": [],
     "top_p": None,
 }
-"""Fields that a response repeats, and what it has for those that the request has not."""
+"""Request fields repeated in the response, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """`repeated` are the members of the response that say what was asked for."""
+    """A request. `repeated`: request fields repeated in the response."""
 
     chat: ChatRequest
     repeated: Mapping[str, object]
 
 
 def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
-    """Raises `RequestFieldError`."""
+    """Read a request. Raises `RequestFieldError`."""
     fields.check_names(fields.RESPONSES, document, _FIELDS)
     form = fields.mapping(document, "text") or {}
     tools = read_flat_tools(document)
@@ -205,17 +205,17 @@ def _logprobs(document: Mapping[str, Any]) -> int | None:
 
 _MESSAGE, _REASONING = "message", "reasoning"
 _PARTS: Mapping[str, str] = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
-"""Type of an item that grows → type of its part, which is in the names of its events."""
+"""Type of a growing item → type of its part, which is in the names of its events."""
 _IDS: Mapping[str, str] = {_MESSAGE: "msg", _REASONING: "rs"}
 _CODES: Mapping[int, str] = {429: "rate_limit_exceeded"}
-"""HTTP status → code of a response that failed. Others are the server's."""
+"""HTTP status → code of a failed response. Others are server errors."""
 
 
 class ItemWriter:
-    """Implements `OpenAIWriter` for ``responses``, which have one choice."""
+    """Implements `OpenAIWriter` for ``responses``, with one choice."""
 
     keeps_text = True
-    """The last events have all of the text again."""
+    """The last events repeat the whole text."""
 
     def __init__(self, id: str, request: ResponseRequest) -> None:
         self._id = id
@@ -226,7 +226,7 @@ class ItemWriter:
         self._items: list[dict[str, Any]] = []
         """Complete items."""
         self._open: _OpenItem | None = None
-        """The one that grows."""
+        """The growing item."""
 
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
         events = self._beginning()
@@ -284,7 +284,7 @@ class ItemWriter:
         return events + self._event("response.in_progress", {"response": response})
 
     def _say(self, kind: str, text: str, logprobs: Alternatives | None) -> bytes:
-        """A piece of the item of this kind, which begins with it if another one or none was open."""
+        """Return a piece of an item of this kind; begin the item unless it is already open."""
         events = self._begin(kind)
         opened = self._open
         assert opened is not None, "it was begun: this is a bug"
@@ -367,7 +367,7 @@ class ItemWriter:
 
 
 class _OpenItem:
-    """A message or a thought that grows, the item `index` of its response."""
+    """A growing message or thought, item `index` of its response."""
 
     def __init__(self, kind: str, id: str, index: int) -> None:
         self.kind = kind

@@ -1,4 +1,4 @@
-"""Conversion of a conversation to the prompt of a model."""
+"""Conversion of a conversation to a model's prompt."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from .template import ChatTemplate, no_template, read_template
 
 
 class TextModel:
-    """A model that generates text, as one load of it is. Raises INVALID_ARG for one that does not."""
+    """A text generation model, as loaded. Raises INVALID_ARG for another model."""
 
     def __init__(self, config: ModelConfig, folder: Path | None) -> None:
         contract = contract_of(config)
@@ -32,15 +32,15 @@ class TextModel:
         self.folder = folder
         self.template: ChatTemplate | None = None
         self.complete = contract.takes_messages
-        """True if the template, if there is one, has been read."""
+        """True once the template, if any, has been read."""
 
     def read_template(self) -> None:
-        """Reads files: for a thread. Raises as `template_files.read_template`."""
+        """Read the template's files; on a thread. Raises like `template_files.read_template`."""
         self.template = read_template(self.config.name, self.config.parameters, self.folder)
         self.complete = True
 
     def check(self, request: TextRequest) -> None:
-        """Raises `RequestFieldError` for what the model cannot do, which leaving out would be no answer to."""
+        """Raise `RequestFieldError` for requirements that the model cannot meet, and that must not be ignored."""
         name = self.config.name
         if request.logprobs is not None and not self.contract.gives_logprobs:
             raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
@@ -56,9 +56,9 @@ class TextModel:
             raise field_error("stop", f"'stop' and 'min_tokens' exclude each other: model '{name}' has no input 'stop'")
 
     def make_untemplated_prompt(self, chat: ChatRequest) -> str | None:
-        """Return the prompt, if that takes no template; one that there is has been compiled.
+        """Return the prompt if it needs no template; an existing template has been compiled.
 
-        Raises as `check`, and INVALID_ARG where a template is needed.
+        Raises like `check`, and INVALID_ARG if a template is needed.
         """
         name = self.config.name
         if self.contract.takes_messages:
@@ -83,9 +83,10 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def up_to(prompt: str, message: str) -> str:
-    """A prompt that ends with its last message, whose text is `message`; templates may leave out white space around it.
+    """Return the prompt up to the end of its last message, the text `message`; templates may strip white space around
+    it.
 
-    Raises `RequestFieldError` for a prompt without it.
+    Raises `RequestFieldError` for a prompt without the message.
     """
     before, text, behind = prompt.rpartition(message.strip())
     if not text:
@@ -109,5 +110,5 @@ def variables_of(chat: ChatRequest) -> bytes:
 def _json(value: object) -> bytes:
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError as error:  # it writes fewer levels than it reads
+    except orjson.JSONEncodeError as error:  # it writes fewer nesting levels than it reads
         raise invalid(f"the conversation cannot be handed to a model: {error}") from None

@@ -1,6 +1,6 @@
-"""Responses in OpenAI's form: a document, or server-sent events.
+"""Responses in OpenAI's format: a document, or server-sent events.
 
-Log probabilities as vLLM's backend gives them, in the two forms that OpenAI has.
+Also log probabilities of vLLM's backend, in OpenAI's two formats.
 """
 
 import time
@@ -17,13 +17,13 @@ from .requests import TextRequest
 from .tools import ToolCall
 
 _LEAST = -9999.0
-"""Stands for minus infinity, as in OpenAI's API: JSON has none."""
+"""Replacement for minus infinity, as in OpenAI's API: JSON has none."""
 _TOP_BITS, _WITHIN = 0xC0, 0x80
-"""First two bits of a byte in UTF-8 that is not the first one of a character."""
+"""First two bits of a UTF-8 byte that continues a character."""
 
 
 def chat_logprobs(alternatives: Alternatives, top: int) -> dict[str, Any]:
-    """`logprobs` of a choice of ``chat/completions``."""
+    """Return `logprobs` of a choice of ``chat/completions``."""
     content = []
     for token in alternatives:
         entries = list(token.values())
@@ -35,7 +35,7 @@ def chat_logprobs(alternatives: Alternatives, top: int) -> dict[str, Any]:
 
 
 def completion_logprobs(alternatives: Alternatives, top: int, offset: int) -> tuple[dict[str, Any], int]:
-    """`logprobs` of a choice of ``completions`` whose text so far has `offset` characters, and how many it has then."""
+    """Return `logprobs` of a choice of ``completions`` after `offset` characters of text, and the offset after it."""
     tokens, values, best, offsets = [], [], [], []
     for token in alternatives:
         entries = list(token.values())
@@ -44,7 +44,7 @@ def completion_logprobs(alternatives: Alternatives, top: int, offset: int) -> tu
         tokens.append(_mark_token(entries[0]))
         values.append(_value(entries[0]))
         best.append({_mark_token(each): _value(each) for each in sorted(entries, key=_rank)[:top]})
-        begun = [byte & _TOP_BITS != _WITHIN for byte in _bytes(entries[0])]  # of each byte, whether a character is
+        begun = [byte & _TOP_BITS != _WITHIN for byte in _bytes(entries[0])]  # for each byte: begins a character
         offsets.append(offset if not begun or begun[0] else max(0, offset - 1))
         offset += sum(begun)
     said = {"tokens": tokens, "token_logprobs": values, "top_logprobs": best if top else None, "text_offset": offsets}
@@ -56,7 +56,7 @@ def _entry(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bytes(token: Mapping[str, Any]) -> bytes:
-    """Log probabilities that the model gives where a token is a part of a character, otherwise those of its text."""
+    """Return a token's bytes as reported by the model for a part of a character, otherwise the bytes of its text."""
     raw = token.get("bytes")
     if isinstance(raw, list) and all(type(byte) is int and 0 <= byte < 256 for byte in raw):
         return bytes(raw)
@@ -64,12 +64,12 @@ def _bytes(token: Mapping[str, Any]) -> bytes:
 
 
 def _token(token: Mapping[str, Any]) -> str:
-    r"""Return the text of a token; in that of a part of a character, bytes are escaped, such as ``\xf0\x9f``."""
+    r"""Return the text of a token; for a part of a character with escaped bytes, such as ``\xf0\x9f``."""
     return _bytes(token).decode(errors="backslashreplace")
 
 
 def _mark_token(token: Mapping[str, Any]) -> str:
-    """Return a token in the form of ``completions``, which has no separate bytes."""
+    """Return a token in the format of ``completions``, which has no separate bytes."""
     text = _token(token)
     return text if text.encode() == _bytes(token) else f"bytes:{text}"
 
@@ -88,12 +88,12 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class CollectedChoice:
-    """Complete choice, for a client that waits for all of it."""
+    """A complete choice, for a response without streaming."""
 
     def __init__(self, choice: TextChoice) -> None:
         self.choice = choice
         self.size = 0
-        """Characters."""
+        """Number of characters."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self.calls: list[ToolCall] = []
@@ -116,30 +116,30 @@ class CollectedChoice:
 
 
 class OpenAIWriter(Protocol):
-    """Writes the responses of one request. What is written for streams are whole events."""
+    """Writes the responses of one request. Output for streams consists of complete events."""
 
     @property
     def keeps_text(self) -> bool:
-        """True if a stream takes memory for all of its text."""
+        """True if a stream takes memory for its whole text."""
 
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
-        """Write the addition of a piece to a choice; empty if there is none."""
+        """Write a piece's addition to a choice; empty if there is none."""
 
     def end(self, choice: TextChoice) -> bytes:
-        """A choice is over."""
+        """Write the end of a choice."""
 
     def finish(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
-        """Write the end of a stream: all choices are over."""
+        """Write the end of a stream, after all choices have ended."""
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
-        """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""
+        """Write the end of a failed stream: an error with its HTTP status, and its public `message`."""
 
     def whole(self, wholes: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """Return the document of a request that does not stream."""
+        """Return the document of a response without streaming."""
 
 
 class _Events:
-    """Events of one stream: they have `head` in common."""
+    """Events of one stream, with the common part `head`."""
 
     def __init__(self, id: str, kind: str, request: TextRequest) -> None:
         head = {"id": id, "object": kind, "created": int(time.time()), "model": request.model}
@@ -229,7 +229,7 @@ class ChatWriter:
 
 
 class CompletionWriter:
-    """Implements `OpenAIWriter` for ``completions``. `echoes` are the prompts to repeat, by choice; empty for none."""
+    """Implements `OpenAIWriter` for ``completions``. `echoes`: prompts to repeat, by choice; empty for none."""
 
     keeps_text = False
 

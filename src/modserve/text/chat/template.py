@@ -1,13 +1,13 @@
-"""Chat templates: a conversation as the prompt that a model was trained on, by a template of Jinja2.
+"""Chat templates: a conversation as the prompt format that a model was trained on, by a Jinja2 template.
 
-A template comes with a model, from the model's author. It therefore runs in a process of its own, `template_program`,
-which the system ends when it takes too long, and which can be lost: the next conversation gets a new one.
+Templates come with models, from their authors. They therefore run in a process of their own, `template_program`, which
+the system ends when it takes too long, and which may crash: the next conversation gets a new one.
 
-The place of a model's chat template: in its configuration, or in the files that Hugging Face's tokenizers have.
+A model's chat template is in its configuration, or in the files of Hugging Face tokenizers.
 
-The parameters ``chat_template`` (its text), ``bos_token`` and ``eos_token`` of the configuration go before the files,
-which are ``chat_template.jinja`` and ``tokenizer_config.json`` in the version's folder, and then in the model's. A
-backend whose weights hold a template, as GGUF's metadata does, completes the configuration with what no file says.
+The configuration's parameters ``chat_template`` (its text), ``bos_token`` and ``eos_token`` take precedence over the
+files ``chat_template.jinja`` and ``tokenizer_config.json``, first in the version's directory, then in the model's. If
+the weights contain a template, as GGUF metadata does, the backend adds what no file states to the configuration.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from modserve.core.pip_command import pip_install
 from .errors import TemplateError
 
 MOST_SECONDS: Final = 2.0
-"""Seconds of CPU time for one conversation, and for compiling."""
+"""CPU seconds for one conversation, and for compiling."""
 MOST_MEMORY: Final = 512 * 1024 * 1024
-"""Bytes of the process's address space."""
+"""Maximum address space of the process in bytes."""
 MOST_PROMPT: Final = 16 * 1024 * 1024
 MOST_SOURCE: Final = 1024 * 1024
 
@@ -43,11 +43,11 @@ _FAILURES: Final = {
     "failure": (Code.INVALID_ARG, "fails on these messages"),
     "reach": (Code.INTERNAL, "does what none may"),
 }
-"""The kind of a response → what is said of it."""
+"""Kind of a response → error code and text."""
 
 
 class ChatTemplate:
-    """A template and its process, for one event loop. Raises INTERNAL for one that is too long, UNSUPPORTED without
+    """A template and its process, for one event loop. Raises INTERNAL for an oversized template, UNSUPPORTED without
     Jinja2. The process starts with the first call, and ends with this object."""
 
     def __init__(
@@ -65,18 +65,18 @@ class ChatTemplate:
         self._fault: ModserveError | None = None
         """Reason why the template can never be compiled."""
         self.takes_tools = False
-        """Known once it is compiled."""
+        """True if the template supports tools; known once it is compiled."""
 
     async def compile(self) -> None:
-        """Start the process, unless it runs. Raises INTERNAL for a source that is no template."""
+        """Start the process, unless it runs. Raises INTERNAL for an invalid template."""
         async with self._turn:
             await self._ensure_started()
 
     async def render(self, variables: bytes) -> str:
-        """Return the prompt for the variables of a conversation, which are a JSON object.
+        """Return the prompt for the variables of a conversation, a JSON object.
 
-        Raises INVALID_ARG if the template refuses the conversation or fails on it, INTERNAL for a template that reaches
-        out or exceeds a limit.
+        Raises INVALID_ARG if the template refuses the conversation or fails on it, INTERNAL if the template accesses
+        internals or exceeds a limit.
         """
         async with self._turn:
             kind, text = await self._exchange(await self._ensure_started(), variables)
@@ -103,8 +103,7 @@ class ChatTemplate:
         return process
 
     async def _exchange(self, process: "_Process", message: bytes) -> tuple[str, str]:
-        """The kind of the response, and its text. A caller that is cancelled goes on when it is there, since the next
-        would get it otherwise."""
+        """Return the kind and text of the response. A cancelled caller still waits for it, or the next would get it."""
         responding = asyncio.ensure_future(process.respond(message))
         cancelled: asyncio.CancelledError | None = None
         while not responding.done():
@@ -116,7 +115,7 @@ class ChatTemplate:
             if cancelled is not None:
                 raise cancelled
             return responding.result()
-        finally:  # the traceback of what is raised has this frame
+        finally:  # the traceback refers to this frame
             del responding, cancelled
 
     def _broken(self, why: str) -> ModserveError:
@@ -124,7 +123,7 @@ class ChatTemplate:
 
 
 class _Process:
-    """A process of `template_program`, which gets one message at a time and ends with this object.
+    """A process of `template_program`, for one message at a time. Ends with this object.
 
     Raises INTERNAL if it cannot start.
     """
@@ -160,14 +159,14 @@ class _Process:
         return self._process is not None and self._process.poll() is None
 
     async def respond(self, message: bytes) -> tuple[str, str]:
-        """Return the kind of the response, and its text. ``limit`` or ``lost``: why the process has ended instead."""
+        """Return the kind and text of the response. ``limit`` or ``lost``: reason why the process has ended instead."""
         assert self._process is not None, "else nobody had this object: this is a bug"
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, len(message).to_bytes(4) + message)
             kind, _, text = (await self._receive(int.from_bytes(await self._receive(4)))).partition(b"\n")
             return kind.decode(), text.decode()
         except (ConnectionError, EOFError):
-            status = self._process.wait()  # not long: it closes its socket by ending
+            status = self._process.wait()  # returns soon: the process closes its socket by ending
         if status == -signal.SIGPROF:
             return "limit", f"did not end within {self._seconds:g} s of CPU time"
         if status == errno.ENOMEM:
@@ -175,7 +174,7 @@ class _Process:
         return "lost", f"lost its process, which ended with {f'signal {-status}' if status < 0 else f'status {status}'}"
 
     async def _receive(self, size: int) -> bytes:
-        """Raises EOFError."""
+        """Receive `size` bytes. Raises EOFError."""
         loop, data = asyncio.get_running_loop(), bytearray()
         while len(data) < size:
             part = await loop.sock_recv(self._socket, min(size - len(data), 1 << 20))
@@ -186,9 +185,9 @@ class _Process:
 
 
 def read_template(model: str, parameters: Mapping[str, str], folder: Path | None) -> ChatTemplate | None:
-    """Return the template of a model; None if it has none. Reads files.
+    """Read the template of a model; None if it has none.
 
-    Raises INTERNAL for files that cannot be used, and as `ChatTemplate`.
+    Raises INTERNAL for unusable files, and the errors of `ChatTemplate`.
     """
     try:
         files = NO_FILES if folder is None else tokenizer_files.read_version(folder)
@@ -202,7 +201,7 @@ def read_template(model: str, parameters: Mapping[str, str], folder: Path | None
 
 
 def no_template(model: str) -> ModserveError:
-    """INVALID_ARG, for a conversation with a model that has no template."""
+    """Return INVALID_ARG for a conversation with a model that has no template."""
     return invalid(
         f"model '{model}' has no chat template: put {TEMPLATE} or {CONFIG} into its version's folder, set the "
         "parameter chat_template in its configuration, or send the whole prompt to /v1/completions"

@@ -1,20 +1,19 @@
-"""A program: compiles one chat template and renders conversations by it, within limits that the system enforces.
+"""Program that compiles one chat template and renders conversations, within limits enforced by the system.
 
     python template_program.py SECONDS MEMORY SIZE < socket
 
-A template is a program by the model's author. Jinja2's sandbox keeps it from changing its arguments and from
-reaching internals, but nothing in an interpreter bounds what it computes. So this process ends by a signal once a
-message has taken SECONDS of CPU time, and with the status ENOMEM once it would have more than MEMORY bytes. A prompt
-has at most SIZE bytes.
+A template is a program by the model's author. Jinja2's sandbox keeps it from changing its arguments and from reaching
+internals, but nothing in an interpreter limits its computation. So this process ends by a signal after SECONDS of CPU
+time for one message, and with the status ENOMEM when it would exceed MEMORY bytes. A prompt has at most SIZE bytes.
 
 Standard input is a socket. A message, in either direction, is its length (4 bytes, big-endian) and that many bytes. The
-first has ``source`` and ``special_tokens`` as JSON, each further one the variables of a conversation. A response is a
-word, a line break and a text: ``compiled`` with the word ``tools`` if the template has a place for them, ``prompt``
-with the prompt, or the kind of a failure with its reason.
+first message has ``source`` and ``special_tokens`` as JSON, the following ones the variables of a conversation. A
+response is a word, a line break and a text: ``compiled`` with the word ``tools`` if the template supports them,
+``prompt`` with the prompt, or the kind of a failure with its reason.
 
-Templates see what those of Hugging Face's ``transformers`` see: `messages`, `tools`, `add_generation_prompt`, the
-special tokens, ``raise_exception``, ``strftime_now``, ``break`` and ``continue``, and blocks of ``generation``, which
-change nothing.
+Templates have the variables and functions of Hugging Face's ``transformers``: `messages`, `tools`,
+`add_generation_prompt`, the special tokens, ``raise_exception``, ``strftime_now``, ``break`` and ``continue``, and
+blocks of ``generation``, which have no effect.
 """
 
 import errno
@@ -37,15 +36,15 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MOST_DETAIL = 500
-"""Characters of a reason."""
+"""Maximum length of a reason in characters."""
 
 
 class _Refusal(Exception):
-    """``raise_exception`` of a template."""
+    """Call of ``raise_exception`` in a template."""
 
 
 class _Generation(Extension):
-    """``{% generation %}``, with which training marks what the model wrote: its body, as it is."""
+    """``{% generation %}``, which marks the model's text for training; renders its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -55,7 +54,7 @@ class _Generation(Extension):
 
 
 class Renderer:
-    """Responds to the messages of the server, the first of which has the template."""
+    """Responds to the server's messages; the first one has the template."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -63,7 +62,7 @@ class Renderer:
         self._special_tokens: dict[str, str] = {}
 
     def respond(self, message: bytes) -> bytes:
-        """Never raises an `Exception`: a template may fail like any program, at what a client sent."""
+        """Respond to a message. Never raises an `Exception`: templates may fail like any program, on client data."""
         try:
             content = json.loads(message)
             kind, text = self._compile(content) if self._template is None else self._render(content)
@@ -74,7 +73,7 @@ class Renderer:
             return _failure("reach", str(error))
         except RecursionError:
             return b"limit\ncalls itself too often"
-        except MemoryError:  # the next conversation gets a process that nothing is left in
+        except MemoryError:  # the next conversation gets a clean process
             os._exit(errno.ENOMEM)
         except Exception as error:
             return _failure("failure", f"{type(error).__name__}: {error}")
@@ -91,7 +90,7 @@ class Renderer:
             return "broken", "it is nested too deeply"
         except MemoryError:
             raise
-        except Exception as error:  # of the compiler, at what no template has
+        except Exception as error:  # the compiler fails on unusual templates
             return "broken", f"{type(error).__name__}: {error}"[:_MOST_DETAIL]
         self._special_tokens = content["special_tokens"]
         return "compiled", "tools" if tools else ""
@@ -116,7 +115,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Write JSON like ``transformers``, without escapes for HTML."""
+    """Encode as JSON like ``transformers``, without escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -133,18 +132,18 @@ def _failure(kind: str, detail: str) -> bytes:
 
 
 def _read(stream: BufferedRWPair) -> bytes:
-    """Return the next message; empty once the server has gone."""
+    """Return the next message; empty once the server has disconnected."""
     return stream.read(int.from_bytes(stream.read(4)))
 
 
 def main(seconds: float, memory: int, most: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the server
-    with suppress(OSError, ValueError):  # of systems without such limits
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent by the terminal, for the server
+    with suppress(OSError, ValueError):  # not supported by some systems
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     renderer = Renderer(most)
     with socket.socket(fileno=sys.stdin.fileno()) as connection, connection.makefile("rwb") as stream:
         while message := _read(stream):
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process: nothing here handles it
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its unhandled signal ends the process
             response = renderer.respond(message)
             signal.setitimer(signal.ITIMER_PROF, 0)
             stream.write(len(response).to_bytes(4) + response)

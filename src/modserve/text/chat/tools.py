@@ -1,20 +1,20 @@
-"""The tools that a model may call, and which of them it has to.
+"""Tools that a model may call, and the choice among them.
 
-``chat/completions`` has a function's name and parameters in the member ``function`` of a tool, and ``responses`` in the
-tool itself. Chat templates expect the former.
+In ``chat/completions`` a function's name and parameters are in the member ``function`` of a tool, and in ``responses``
+in the tool itself. Chat templates expect the former.
 
-Calls of tools in the text of a model, in the forms that chat templates teach models.
+Tool calls in a model's text, in the formats that chat templates teach models:
 
 ================================================  ==============================================================
 ``<tool_call>{…}</tool_call>``                    Hermes, Qwen, SmolLM; with a list, several calls
-``<tool_call><function=f><parameter=p>…``         Qwen3-Coder, which at times leaves out ``<tool_call>``
+``<tool_call><function=f><parameter=p>…``         Qwen3-Coder, which at times omits ``<tool_call>``
 ``[TOOL_CALLS][{…}, …]``                          Mistral
 ``[TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]g[ARGS]{…}``  Mistral since v11: also with ``[CALL_ID]``, or without ``[ARGS]``
 ``<|python_tag|>{…}; {…}``, or ``{…}`` alone      Llama 3: several calls have ``;``, a comma or nothing between them
 ================================================  ==============================================================
 
-An object has ``name`` and ``arguments`` (or ``parameters``). What is not such a call stays text. Engines may leave out
-the marks that are special tokens, such as ``[TOOL_CALLS]``: what then begins the text is a call all the same.
+An object has ``name`` and ``arguments`` (or ``parameters``). Anything else stays text. Engines may omit special tokens
+such as ``[TOOL_CALLS]``: a call at the beginning of the text is recognised without them.
 """
 
 import json
@@ -31,15 +31,15 @@ from .stops import overlap
 
 _MOST_TOOLS = 1024
 _NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""Schema of the parameters of a function without any."""
+"""Schema for functions without parameters."""
 _DATA = frozenset({"const", "default", "enum", "examples"})
-"""JSON schema keywords whose values are data: a ``$ref`` in them is no reference."""
+"""JSON schema keywords with data as their values: a ``$ref`` in them is no reference."""
 _BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """JSON schema keywords that map names, which are not keywords, to schemas."""
 
 
 class ToolChoice:
-    """Tools that the model may, or has to, call. `only` is the one function to call. Immutable."""
+    """Tools that the model may or must call. `only`: the one function to call. Immutable."""
 
     __slots__ = ("only", "parallel", "required", "tools")
 
@@ -53,7 +53,7 @@ class ToolChoice:
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Any]]:
-        """Schema of the parameters of each function."""
+        """Parameter schema of each function."""
         return {tool["function"]["name"]: tool["function"].get("parameters") or _NONE for tool in self.tools}
 
     @property
@@ -68,7 +68,7 @@ class ToolChoice:
         for number, (name, parameters) in enumerate(functions.items()):
             schema, place = parameters, f"tool{number}"
             relocated = _relocate(parameters, f"#/$defs/{place}")
-            if relocated != parameters:  # it has references to itself
+            if relocated != parameters:  # it refers to itself
                 definitions[place] = relocated
                 schema = {"$ref": f"#/$defs/{place}"}
             calls.append(
@@ -103,7 +103,7 @@ def _relocate(schema: Any, place: str) -> Any:
 
 
 def read_tools(document: Mapping[str, Any]) -> ToolChoice:
-    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of ``chat/completions``. Raises `RequestFieldError`."""
+    """Read ``tools``, ``tool_choice``, ``parallel_tool_calls`` of ``chat/completions``. Raises `RequestFieldError`."""
     tools = _list(document)
     for index, tool in enumerate(tools):
         _check_tool(f"tools[{index}]", tool)
@@ -126,7 +126,7 @@ def _list(document: Mapping[str, Any]) -> list[Any]:
 
 
 def _choice(document: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], member: str, form: str) -> ToolChoice:
-    """Return the choice among the checked `tools`. `member` of ``tool_choice`` has the name, or itself without one."""
+    """Return the choice among the checked `tools`. `member`: place of the name in ``tool_choice``; empty for itself."""
     choice = document.get("tool_choice")
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -167,7 +167,7 @@ def _check_function(where: str, function: Mapping[str, Any]) -> None:
 
 
 def _nest_function(where: str, tool: object) -> Mapping[str, Any]:
-    """Return a tool of ``responses`` as templates have it."""
+    """Return a tool of ``responses`` in the format of templates."""
     if not isinstance(tool, dict):
         raise fields.wrong_type(where, "an object", tool)
     if tool.get("type") != "function":
@@ -179,7 +179,7 @@ def _nest_function(where: str, tool: object) -> Mapping[str, Any]:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _TO_THE_END = ("[TOOL_CALLS]", "<|python_tag|>")
-"""Behind one of these, all of the text is calls."""
+"""Marks after which all of the text is calls."""
 _MARKS = (OPEN, _FUNCTION, *_TO_THE_END)
 _ANY_MARK = re.compile("|".join(map(re.escape, _MARKS)))
 _AFTER_NAME = ("{", "[ARGS]", "[CALL_ID]")
@@ -188,14 +188,14 @@ _NAMED = re.compile(r"([^\s\[\]{}\"]++)(?:\s*+\[CALL_ID\]\s*+\w*+)?+(?:\s*+\[ARG
 _PARAMETER = re.compile(r"\s*<parameter=([^>]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
-"""Values that Qwen3-Coder's template writes as Python does."""
+"""Values that Qwen3-Coder's template writes as in Python."""
 _DECODER = json.JSONDecoder()
 _UNUSABLE = (ValueError, RecursionError, orjson.JSONEncodeError)
-"""Errors for text that is no JSON, or deeper than what can be written."""
+"""Errors for text that is not JSON, or nested too deeply to be written."""
 
 
 class ToolCall(NamedTuple):
-    """`arguments` is JSON."""
+    """A tool call. `arguments` is JSON."""
 
     name: str
     arguments: str
@@ -203,16 +203,16 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Split:
-    """Result of new text: text for the client, and calls that are complete."""
+    """Result of new text: text for the client, and complete calls."""
 
     text: str
     calls: list[ToolCall]
 
 
 class ToolCalls:
-    """Divides a text that comes in pieces into text and calls.
+    """Divides a text that arrives in pieces into text and calls.
 
-    `parameters` has the schema for each of the tools that may be called: a call of another one is text.
+    `parameters`: schemas of the tools that may be called. A call of another tool is text.
     """
 
     __slots__ = ("_after_call", "_begun", "_held", "_in_string", "_parameters", "_said", "_searched", "_whole")
@@ -222,18 +222,18 @@ class ToolCalls:
         self._held = ""
         self._begun = False
         self._after_call = False
-        """White space is no text."""
+        """True if white space is not part of the text."""
         self._said = False
-        """There was text: white space before the next call is text, too."""
+        """True after text: white space before the next call then is text, too."""
         self._searched = 0
-        """Length of the call under way that has no end in it, so that no text is searched twice."""
+        """Length of the searched part of the current call, which contains no end, so that no text is searched twice."""
         self._in_string = False
-        """True if that much ends in a string."""
+        """True if that part ends in a string."""
         self._whole = False
-        """True if the whole text may be calls: it is held to its end."""
+        """True if the whole text may be calls, and is held back to its end."""
 
     def feed(self, text: str, final: bool = False) -> Split:
-        """Return the findings on the text by now; with `final`, on all of it."""
+        """Return the results for the text so far; with `final`, for all of it."""
         held = self._held + text
         split = Split("", [])
         if not self._begun:
@@ -255,20 +255,20 @@ class ToolCalls:
         return split
 
     def _may_begin(self, begin: str) -> bool:
-        """True if more has to come before it is known if `begin` is a call without a mark."""
+        """True if more text is needed to decide whether `begin` is a call without a mark."""
         return begin in ("", "[") or any(each != begin and each.startswith(begin) for each in self._beginnings())
 
     def _beginnings(self) -> list[str]:
         return [name + after for name in self._parameters for after in _AFTER_NAME]
 
     def _divide(self, text: str, split: Split, final: bool) -> str:
-        """Add to `split`; returns what has to wait."""
+        """Add results to `split`; return the text that must wait."""
         while True:
             if self._after_call:
                 text = text.lstrip()
                 if not final and CLOSE.startswith(text):
                     return text
-                text = text.removeprefix(CLOSE).lstrip()  # of a call that had no `OPEN`
+                text = text.removeprefix(CLOSE).lstrip()  # of a call without `OPEN`
                 self._after_call = not text
             mark = _ANY_MARK.search(text)
             if mark is None:
@@ -296,9 +296,9 @@ class ToolCalls:
             text = text[end:]
 
     def _end_of_call(self, text: str) -> int:
-        """Return the end of the call that `text` begins with; 0 if that is still to come.
+        """Return the end of the call at the beginning of `text`; 0 if it is incomplete.
 
-        The mark of an end may stand in a string, or in the value of a parameter.
+        An end mark may also occur in a string, or in the value of a parameter.
         """
         if text.startswith(_FUNCTION):
             return text.find(_FUNCTION_END) + len(_FUNCTION_END) if _FUNCTION_END in text else 0
@@ -316,7 +316,7 @@ class ToolCalls:
         return 0
 
     def _read_marked(self, text: str) -> list[ToolCall]:
-        """Return the calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
+        """Return the calls between `OPEN` and `CLOSE`, or in a function; none for anything else."""
         inner = text.removeprefix(OPEN).removesuffix(CLOSE).strip()
         if inner.startswith(_FUNCTION):
             return self._function(inner)
@@ -324,7 +324,7 @@ class ToolCalls:
         return [] if rest else calls
 
     def _sequence(self, text: str) -> tuple[list[ToolCall], str]:
-        """Return the calls that follow each other, and the text behind them; all of it where there is none."""
+        """Return the consecutive calls, and the text after them; the whole text if there are none."""
         calls: list[ToolCall] = []
         end = 0
         while True:
@@ -337,8 +337,7 @@ class ToolCalls:
             end = after
 
     def _read(self, text: str, start: int) -> tuple[list[ToolCall], int]:
-        """The calls in the JSON at `start`, with a name before it or in it, and where it ends; none if it is anything
-        else."""
+        """Return the calls in the JSON at `start`, with a name before or in it, and its end; none for anything else."""
         named = _NAMED.match(text, start)
         start = start if named is None else named.end()
         try:
@@ -369,7 +368,7 @@ class ToolCalls:
         return calls
 
     def _function(self, text: str) -> list[ToolCall]:
-        """Return the call in Qwen3-Coder's form; none if it is anything else."""
+        """Return the call in Qwen3-Coder's format; none for anything else."""
         name, _, body = text.removeprefix(_FUNCTION).partition(">")
         schema = self._parameters.get(name.strip())
         if schema is None or not body.endswith(_FUNCTION_END):
@@ -390,12 +389,12 @@ class ToolCalls:
 
 
 def _end_of_text(text: str) -> int:
-    """End of the text that is no call, though it begins like one."""
+    """Return the end of text that begins like a call, but is none."""
     return text.find(CLOSE) + len(CLOSE) if CLOSE in text else len(text)
 
 
 def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
-    """Return the value of a parameter, which is written without quotes: by its type, where the schema has one."""
+    """Return the value of a parameter, written without quotes, by its type in the schema, if it has one."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or name not in properties:
         return text
@@ -409,7 +408,7 @@ def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
 
 
 def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
-    """Return the types that a schema names, also those of its alternatives."""
+    """Return the types that a schema names, including its alternatives."""
     described = _resolve(schema, root)
     alternatives = described.get("anyOf", described.get("oneOf"))
     types: list[object] = []
@@ -420,7 +419,7 @@ def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
 
 
 def _resolve(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema, or what it refers to in `root`; empty if it is none."""
+    """Return a schema, or the one it refers to in `root`; empty for an invalid one."""
     place = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(place, str) and place.startswith("#/"):
         schema = root

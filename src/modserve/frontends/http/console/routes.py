@@ -1,4 +1,4 @@
-"""Calls of the console that no client of the protocol makes. Not in the OpenAPI document."""
+"""Calls of the web console only. Not in the OpenAPI document."""
 
 import asyncio
 import importlib
@@ -24,7 +24,7 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 
 class EventStream(StreamingResponse):
-    """The events for one page, until its browser goes away or the server stops."""
+    """Event stream of one page, until the browser disconnects or the server stops."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -33,7 +33,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            with suppress(ModserveError):  # the browser has gone, and reads nothing
+            with suppress(ModserveError):  # the browser has disconnected
                 await unless_disconnected(Request(scope, receive), self.stream_response(send))
         finally:
             self._sampler.close(self._page)
@@ -45,13 +45,13 @@ async def _events(page: Page) -> Any:
 
 
 def sampler(server: Server) -> Sampler:
-    """Return a sampler of the figures of `server`, and of the other workers."""
+    """Return a sampler of this server's figures, and of the other workers'."""
     reader = CounterReader(server)
     return Sampler(server, lambda: server.reading(reader.read))
 
 
 def router(server: Server, options: HttpSettings) -> APIRouter:
-    """Return the page at a path of its own, what this server allows, and what the page alone shows."""
+    """Return the console's page and its calls."""
     router = new_router(include_in_schema=False, prefix="/console")
     figures = sampler(server)
     readers: list[Any] = []
@@ -64,12 +64,12 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("")
     async def console() -> Response:
-        """Return the same page as at the root, for servers whose root is restricted."""
+        """Return the page of the root path; for servers with a restricted root."""
         return page.response()
 
     @router.get("/about")
     async def about() -> Response:
-        """Return what the page may do: nothing that refusals do not say."""
+        """Return restrictions, model control mode and presence of peers; refusals reveal no less."""
         restricted = {category: each.name for category, each in options.restrictions.items()}
         return json_response(
             {"restricted": restricted, "model_control": server.control_mode, "peers": bool(options.peers)}
@@ -83,18 +83,18 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("/events")
     async def events() -> Response:
-        """Stream figures once a second, as server-sent events."""
+        """Stream figures as server-sent events, once a second."""
         return EventStream(figures)
 
     @router.get("/failures")
     async def failures() -> Response:
-        """Return the latest failed requests, similar failures as one, the latest first."""
+        """Return the latest failed requests, newest first, with similar failures combined."""
         return json_response(await server.failures())
 
     @router.get("/texts/{model}")
     async def texts(model: str) -> Response:
-        """Describe the calls of texts that a model takes."""
-        from .texts import text_json  # for the first model that somebody looks at
+        """Describe the text calls that a model supports."""
+        from .texts import text_json  # imported with the first model that is viewed
 
         return json_response(await text_json(server, model))
 

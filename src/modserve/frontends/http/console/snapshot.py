@@ -1,6 +1,6 @@
-"""Snapshots for the console: figures of the last second, made of two readings, and the changes since the last one.
+"""Snapshots for the console: figures of the last second, from two readings, and the changes since the last snapshot.
 
-A page gets the whole snapshot first, and then the changes. Models are known by an opaque key.
+A page gets a whole snapshot first, then changes. Models are identified by an opaque key.
 """
 
 import json
@@ -18,7 +18,7 @@ from .streams import is_quiet, stream_row
 from .tenants import tenant_rows
 
 _AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory")
-"""Values of a model that are shown as they were read."""
+"""Values of a model that are shown unchanged."""
 _QUIET: Mapping[str, Any] = {
     "requests": 0.0,
     "failed": 0.0,
@@ -42,12 +42,12 @@ _QUIET: Mapping[str, Any] = {
     "advice": "",
     "stream": None,
 }
-"""Rates a second, milliseconds, the mean batch size, and counts since its load of a model to which nothing comes."""
+"""Figures of an idle model: rates per second, milliseconds, mean batch size, counts since its load."""
 _RATES: Final = ("requests", "failed", "batches", "hits", "misses")
 
 
 class Snapshot:
-    """Snapshot of one server. `next` is called once a second, with a reading and its time in seconds."""
+    """Snapshot of one server. Call `next` once a second, with a reading and its time in seconds."""
 
     def __init__(self) -> None:
         self._reading: Counters | None = None
@@ -57,12 +57,12 @@ class Snapshot:
         self._server: dict[str, Any] = {}
         self._at_ms = 0
         self._whole = b""
-        """Event with the whole snapshot, made on demand."""
+        """Event with the whole snapshot, created on demand."""
 
     def next(self, reading: Counters, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
-        """Return the event with what has changed since the last reading.
+        """Return the event with the changes since the last reading.
 
-        `at_ms` is Unix time; `workers` says how many there are, if several.
+        `at_ms`: Unix time. `workers`: their number, if there are several.
         """
         seconds = 0.0 if self._reading is None else now - self._read_at
         rows: dict[str, dict[str, Any]] = {}
@@ -92,7 +92,7 @@ class Snapshot:
         return event("changes", {"at": at_ms, "server": self._server, "models": changed, "gone": gone})
 
     def whole(self) -> bytes:
-        """Return the event with all there is, which is the same until the next reading."""
+        """Return the event with the whole snapshot; it stays the same until the next reading."""
         if not self._whole:
             self._whole = event("whole", {"at": self._at_ms, "server": self._server, "models": self._rows})
         return self._whole
@@ -118,9 +118,9 @@ def _row(
     latency: Sketch,
     old: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the figures of a model, `old` a second ago; its latest requests are added to `latency`.
+    """Return the figures of a model, with `old` from a second ago; add its latest requests to `latency`.
 
-    The parts of the time are those of the last second that had requests; until there is one, since the load.
+    The parts of the time cover the last second with requests; before the first one, the time since the load.
     """
     row: dict[str, Any] = {**{name: model[name] for name in _AS_READ}, **_QUIET}
     counts = model["counts"]

@@ -1,4 +1,4 @@
-"""Figures of models that respond many times: of language models by token, of others by response."""
+"""Figures of models with several responses per request: by token for language models, by response for others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypedDict
@@ -14,14 +14,14 @@ _TOKENS: Final = ("modserve_prompt_tokens_total", "modserve_generation_tokens_to
 _SEQUENCES: Final = ("modserve_num_requests_running", "modserve_num_requests_waiting")
 _CACHE: Final = "modserve_kv_cache_usage_perc"
 _FAMILIES: Final = frozenset({_FIRST, _BETWEEN, *_TOKENS, *_SEQUENCES, _CACHE})
-"""Metric families of language models, whichever engine they run on."""
+"""Metric families of language models, of any engine."""
 
 EngineFigures: TypeAlias = Mapping[str, Sequence[float | Histogram]]
 """The series of a model version by family."""
 
 
 class StreamCounters(TypedDict):
-    """Counters of a language model, or another decoupled one. Lists for language models only are empty for others."""
+    """Counters of a language model or another decoupled model. Lists for language models are empty for the latter."""
 
     by_token: bool
     first: Durations
@@ -29,15 +29,15 @@ class StreamCounters(TypedDict):
     between: Durations
     """Time from one token or response to the next."""
     tokens: list[int]
-    """Read, and generated."""
+    """Tokens read and generated."""
     sequences: list[int]
-    """Running, and waiting in the engine."""
+    """Sequences running and queued in the engine."""
     kv_cache: list[float]
-    """Use of the KV cache of each instance; 1 is full."""
+    """KV-cache use of each instance; 1 is full."""
 
 
 def engine_figures(store: MetricStore) -> dict[tuple[str, str], dict[str, list[float | Histogram]]]:
-    """Return the engines' figures of language models, by name and version."""
+    """Return the engines' figures of language models, by model name and version."""
     figures: dict[tuple[str, str], dict[str, list[float | Histogram]]] = {}
     for family in store.read(_FAMILIES):
         for labels, value in family.rows:
@@ -49,7 +49,7 @@ def engine_figures(store: MetricStore) -> dict[tuple[str, str], dict[str, list[f
 def stream_counters(
     statistics: ModelStatistics, decoupled: bool, engine: EngineFigures | None
 ) -> StreamCounters | None:
-    """Return the counters; None for a model with one response a request whose engine shows nothing of tokens."""
+    """Return the counters; None for a model without token figures and with one response per request."""
     if engine is not None and _FIRST in engine:
         return {
             "by_token": True,
@@ -72,7 +72,7 @@ def stream_counters(
 
 
 def stream_row(stream: StreamCounters | None, before: StreamCounters | None, seconds: float) -> dict[str, Any] | None:
-    """Return what is shown: p50 and p99 of the latest times in ms, tokens a second, and the use of the engine."""
+    """Return the displayed figures: p50 and p99 of recent times in ms, tokens per second, engine utilisation."""
     if stream is None:
         return None
     row: dict[str, Any] = {
@@ -96,7 +96,7 @@ def stream_row(stream: StreamCounters | None, before: StreamCounters | None, sec
 
 
 def is_quiet(row: Mapping[str, Any] | None) -> bool:
-    """True if no value of `stream_row` will change while nothing more comes."""
+    """True if no value of `stream_row` changes without new requests."""
     return row is None or not (any(row["tokens"]) or row["first"][0] or row["between"][0])
 
 

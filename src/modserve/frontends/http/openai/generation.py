@@ -1,4 +1,4 @@
-"""Text generation of one request: its choices are calls of the model, whose outcomes become one HTTP response."""
+"""Text generation of one request: each choice is a call of the model, and their outcomes form one HTTP response."""
 
 import asyncio
 from collections import deque
@@ -36,15 +36,15 @@ from modserve.text.tokenizer import Tokenizer
 
 
 class CallGroup:
-    """Several calls as one `StreamedCall`: their outcomes as they come, each from the call with index `current`.
+    """Several calls as one `StreamedCall`: outcomes in order of arrival; `current` is the index of their call.
 
-    `ended` says that this was the last of that call. A failure of one ends them all.
+    `ended`: the last outcome of that call was taken. A failure of one call ends all.
     """
 
     def __init__(self, calls: Sequence[HttpStream]) -> None:
         self._calls = calls
         self._order: deque[int] = deque()
-        """Call of each outcome that has come."""
+        """Index of the call of each arrived outcome."""
         self._open = len(calls)
         self._arrival: Callable[[], None] | None = None
         self._waiting: asyncio.Future[None] | None = None
@@ -111,17 +111,17 @@ class CallGroup:
             call.release()
 
     def close(self) -> None:
-        self._arrival = None  # which leads back here
+        self._arrival = None  # breaks a reference cycle
         for call in self._calls:
             call.close()
 
 
 _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"", b"")
-"""Framing of whole events: nothing is added to them."""
+"""Framing of complete events, sent as they are."""
 
 
 class TextGeneration:
-    """The submitted calls of a request, and what becomes of each. `per_prompt` of them have the same prompt."""
+    """The submitted calls of a request, and their choices. `per_prompt` consecutive calls share a prompt."""
 
     __slots__ = ("_per_prompt", "calls", "choices", "contract")
 
@@ -132,14 +132,14 @@ class TextGeneration:
         self.calls = calls
         self.choices = choices
         self._per_prompt = per_prompt
-        calls[0].on_close = self.count_tokens  # whoever ends it, and when
+        calls[0].on_close = self.count_tokens  # by either way of ending it
 
     @property
     def usage(self) -> Usage:
         return usage_of(self.choices, self._per_prompt)
 
     def count_tokens(self) -> None:
-        """Charge the tenant, if there is one, for what has been read and written by now. Does so once."""
+        """Charge the tenant, if any, for the tokens read and written so far. Only the first call has an effect."""
         first = self.calls[0]
         counted = first.on_close is None
         first.on_close = None
@@ -150,7 +150,7 @@ class TextGeneration:
             first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
 
     def _read_rest(self, call: HttpStream, choice: TextChoice) -> None:
-        """Read what the model has written and its client has not waited for."""
+        """Read the model's output that the client did not wait for."""
         while call.ready and not choice.over:
             outcome, final = call.take()
             if isinstance(outcome, InferenceResponse):
@@ -158,7 +158,7 @@ class TextGeneration:
 
     @property
     def counts_long(self) -> bool:
-        """True if `usage` takes so long that it is for a thread."""
+        """True if computing `usage` takes long enough for a thread."""
         return any(count.uncounted > PART_CHARACTERS for choice in self.choices for count in choice.counts)
 
     def close(self) -> None:
@@ -178,12 +178,12 @@ async def submit(
     templated: bool = False,
     close: str = "",
 ) -> TextGeneration:
-    """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
+    """Submit a call for each choice of each prompt. `first` is the already begun call of the first choice.
 
-    `tokenizer` counts tokens for a model that does not. `tools` is None for what is no chat. `templated`: the prompts
-    have the special tokens they need. `close` is the mark of the thought in which the prompt ends.
+    `tokenizer`: counts tokens for a model that does not. `tools`: None unless the request is a chat. `templated`: the
+    prompts contain their special tokens. `close`: end mark of the reasoning block that the prompt opens.
 
-    Raises what keeps a call from being accepted; all calls but the first are closed then.
+    Raises the reason if a call is not accepted; all calls but the first are closed then.
     """
     stream = text.stream and first.servable.config.decoupled
     head = request.head
@@ -214,7 +214,7 @@ async def submit(
 
 
 def _submit_all(calls: Sequence[HttpStream], requests: Sequence[InferenceRequest]) -> None:
-    """Submit a request by each call. A tenant pays for one, with a row for each."""
+    """Submit a request by each call. A tenant pays for one request, with a row for each call."""
     first, permit = calls[0], None
     with ExitStack() as submission:
         if len(calls) > 1 and first.server.quotas.limits(first.tenant):
@@ -229,7 +229,7 @@ def _submit_all(calls: Sequence[HttpStream], requests: Sequence[InferenceRequest
 async def _count_prompts(
     tokenizer: Tokenizer, prompts: Sequence[str], choices: Sequence[TextChoice], special: bool
 ) -> None:
-    """Count the prompts' tokens while the model is at work. The choices are the first ones of the prompts."""
+    """Count the prompts' tokens while the model runs. `choices`: the first choice of each prompt."""
     if sum(map(len, prompts)) > PART_CHARACTERS:
         counts = await offload.on_thread(count_prompts, tokenizer, prompts, special)
     else:
@@ -251,7 +251,7 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
 
 
 async def whole_response(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> WholeResponse:
-    """Return the response to a client that waits for all of it. Raises the first failure."""
+    """Return the complete response. Raises the first failure."""
     try:
         wholes = await _collect(generation)
         long = sum(whole.size for whole in wholes) > context.limits.json or generation.counts_long
@@ -268,10 +268,10 @@ def _encode_whole(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequ
 
 
 async def _collect(generation: TextGeneration) -> list[CollectedChoice]:
-    """Return the choices, one after the other: their calls run at the same time.
+    """Return the choices in order; their calls run concurrently.
 
-    What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
-    is it.
+    Received output counts as server memory, since a model need not end. Raises the first failure, which may be
+    `MemoryExhaustedError`.
     """
     wholes = [CollectedChoice(choice) for choice in generation.choices]
     for call, whole in zip(generation.calls, wholes, strict=True):
@@ -287,7 +287,7 @@ async def _collect(generation: TextGeneration) -> list[CollectedChoice]:
 
 
 async def stream_response(generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
-    """Return the response to a client that reads events. Raises a failure before the first one."""
+    """Return the response as events. Raises a failure before the first event."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group
     for each in generation.calls:
@@ -301,7 +301,7 @@ async def stream_response(generation: TextGeneration, writer: OpenAIWriter) -> R
 
 
 class _Events:
-    """The events of a stream, made of the outcomes of the calls of a `group`, or of the only one."""
+    """Events of a stream, from the outcomes of a `group` of calls, or of a single call."""
 
     def __init__(self, generation: TextGeneration, writer: OpenAIWriter, group: CallGroup | None) -> None:
         self._generation = generation
@@ -310,7 +310,7 @@ class _Events:
         self._failed = False
 
     def of(self, outcome: Outcome, final: bool) -> bytes:
-        """Return the events that an outcome adds."""
+        """Return the events for an outcome."""
         generation, writer, group = self._generation, self._writer, self._group
         if self._failed:
             return b""  # a stream ends with its first failure

@@ -1,4 +1,4 @@
-"""OpenAI's calls that generate text, by their paths."""
+"""OpenAI's text generation calls, by path."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ from .text_models import TextModels
 _CHAT_FIELDS: Mapping[str, str] = {TEXT_INPUT: "messages"}
 _COMPLETION_FIELDS: Mapping[str, str] = {TEXT_INPUT: "prompt"}
 _RESPONSE_FIELDS: Mapping[str, str] = {TEXT_INPUT: "input", "max_tokens": "max_output_tokens"}
-"""Request fields by the engine's name for them, where the names differ."""
+"""Request fields by the engine's field name, where the names differ."""
 
 T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
 
@@ -87,13 +87,13 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 def _fields(usual: Mapping[str, str], text: TextRequest) -> Mapping[str, str]:
-    """Return the field names for `of_engine`. The schemas that `tool_choice` holds a text to are in the tools."""
+    """Return the field names for `of_engine`. Schemas enforced by `tool_choice` are in the tools."""
     field = text.structure_field
     return {**usual, STRUCTURE: "tools" if field == "tool_choice" else field}
 
 
 def _begin(surface: _Surface, request: CompleteRequest, text: TextRequest, from_prompt: bool) -> HttpStream:
-    """Return the call for the model that the request names, or for the only one."""
+    """Return the call for the requested model; by default, the only model."""
     text.model = text.model or surface.models.only(from_prompt)
     return surface.streams.begin(request.note, request.head.trace_headers, without_owner(text.model), None)
 
@@ -101,7 +101,7 @@ def _begin(surface: _Surface, request: CompleteRequest, text: TextRequest, from_
 async def _converse(
     surface: _Surface, request: CompleteRequest, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
 ) -> WholeResponse | ResponseStream:
-    """Return the response to a conversation of `size` bytes, by the writer for its id."""
+    """Return the response to a conversation of `size` bytes; `writer_of` makes the writer for its id."""
     text = chat.text
     call = _begin(surface, request, text, False)
     try:
@@ -148,7 +148,7 @@ async def _complete(
 async def _read(
     context: CallContext, request: CompleteRequest, read: Callable[[Mapping[str, Any]], T]
 ) -> tuple[T, int]:
-    """Return the request, and the size of its body in bytes. A long body is read on a thread."""
+    """Return the request, and the size of its body in bytes. Long bodies are read on a thread."""
     coding, body = request.head.content_encoding, request.body
     generate.check_encoding(None if coding is None else coding.decode("latin-1"))
     check_json_size(len(body), context.max_json)
@@ -169,10 +169,10 @@ async def _read(
 
 
 def failure_response(context: CallContext, request: CompleteRequest, error: ModserveError, model: str) -> WholeResponse:
-    """Return a failure of a request for `model`, as OpenAI's clients read it."""
+    """Return a failure of a request for `model`, in OpenAI's format."""
     status, message = failures.spelling(error).http, failures.public_message(error)
-    if error.code is not Code.CANCELLED:  # nobody waits for the response
-        # Nothing of the conversation, nor of its tools and formats.
+    if error.code is not Code.CANCELLED:  # the client has disconnected
+        # The log gets no part of the conversation, its tools or formats.
         logged = error.summary if isinstance(error, TemplateError | RequestFieldError) else error.message
         note = request.note
         context.server.failure_log.record("HTTP", model, None, "", status, logged, note.request_id, note.origin)

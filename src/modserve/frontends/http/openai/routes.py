@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API that generate text, and its list of models, as FastAPI documents and serves them."""
+"""FastAPI routes of OpenAI's text generation calls and model list."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,11 +41,11 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
     server, router = context.server, new_router(TEXT)
 
     async def models() -> Response:
-        """Return the READY models that take text."""
+        """Return the text models that are ready."""
         return json_response(await list_json(server))
 
     async def model(request: Request, model: str) -> Response:
-        """Return one model, if it is READY."""
+        """Return one model if it is ready."""
         try:
             server.model(model)
         except ModserveError as error:

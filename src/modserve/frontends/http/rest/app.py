@@ -1,6 +1,6 @@
-"""The REST surface as a FastAPI application: all of the protocol but the short cut that inference takes past it.
+"""The REST API as a FastAPI application: the whole protocol without the fast path of inference.
 
-The application is complete without that short cut: its ``infer`` runs the same code, and any ASGI server can serve it.
+The application is complete on its own: its ``infer`` runs the same code, and any ASGI server can serve it.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ _TEXTS = (
     r"(/openai)?/v1/(embeddings|rerank|score)$|/v2/rerank$"
     r"|/(embed|embeddings|rerank|score|predict|similarity|tokenize|decode|info)$"
 )
-"""Paths of the calls of texts."""
+"""Paths of the text calls."""
 _GENERATION = r"(/openai)?/v1/((chat/)?completions|responses)$|/openai/v1/models(/|$)"
-"""Paths of the calls that generate text, and of OpenAI's list of models."""
+"""Paths of text generation, and of OpenAI's model list."""
 
 
 class _VersionConvertor(Convertor[int]):
-    """Digits of a path. Too many of them are INVALID_ARG, as over gRPC, but 0 is a version that is not there."""
+    """Version number in a path. Too many digits are INVALID_ARG, as over gRPC; 0 is an unknown version."""
 
     regex = "[0-9]+"
 
@@ -68,9 +68,9 @@ register_url_convertor("version", _VersionConvertor())
 
 
 class _App(FastAPI):
-    """An application that ignores queries, as Triton does: FastAPI would take parameters from them.
+    """An application that ignores queries, as Triton does; FastAPI would take parameters from them.
 
-    The calls that have some find them elsewhere in the scope.
+    Calls with query parameters find the query elsewhere in the scope.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ class _App(FastAPI):
     authority: "Authority | None" = None
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's document, without what it takes this server for."""
+        """Return FastAPI's document without its default assumptions about servers."""
         if self.openapi_schema is None:
             from . import document
 
@@ -91,7 +91,7 @@ class _App(FastAPI):
 
 
 def _secure(document: dict[str, Any], authority: "Authority | None") -> dict[str, Any]:
-    """Return the document with the needs of an authority's callers."""
+    """Return the document with the permissions that callers need under an authority."""
     if authority is not None:
         from .document import add_security
 
@@ -106,11 +106,10 @@ def create_app(
     authority: "Authority | None" = None,
     without_admin: bool = False,
 ) -> FastAPI:
-    """Return the application over `server`. Its ``state.streams`` are the `Streams` that are open.
+    """Return the application over `server`. Its ``state.streams`` holds the open `Streams`.
 
-    `direct` are the calls that its port serves without the application; it has others if there is no port. The
-    documents tell of the keys of an `authority`; it does not ask for them. `without_admin`: another port serves the
-    calls of operators, and the application has no such paths.
+    `direct`: calls that the port serves without the application; created if there is no port. `authority`: its keys
+    are documented, not checked. `without_admin`: omits the calls of operators, which another port serves.
     """
     direct = DirectCalls(CallContext(server, options)) if direct is None else direct
     hidden = ADMIN_PATHS if without_admin else frozenset()
@@ -148,7 +147,7 @@ def create_app(
         *sagemaker.routers(server, options),
         health.root_router(server, options, direct),
     ]
-    # Few, and each for its paths alone: others pass them quickly.
+    # Few routes, each with its own path pattern: other requests pass them quickly.
     app.router.routes.extend(_later_routes(app, direct, without_admin))
     routes = chain.from_iterable(router.routes for router in routers)
     app.router.routes.extend(route for route in routes if getattr(route, "template", "") not in hidden)
@@ -156,7 +155,7 @@ def create_app(
 
 
 def _later_routes(app: FastAPI, direct: DirectCalls, without_admin: bool) -> list[BaseRoute]:
-    """Return the routes of modules imported at their first use: most servers run none of their lines."""
+    """Return the routes of modules imported at their first use; most servers never need them."""
     context = direct.context
     server, options = context.server, context.options
 
@@ -198,12 +197,12 @@ def _metadata(server: Server) -> APIRouter:
 
     @router.get("/v2", tags=[METADATA], responses=responses_of("ServerMetadata"))
     async def server_metadata() -> Response:
-        """Return the server's name, version and protocol extensions."""
+        """Return the server's name and version, and the protocol extensions that it supports."""
         return json_response(metadata.server_json(server.name, server.version, server.extensions))
 
     @router.get("/version", tags=[METADATA], responses=responses_of("ServerVersion"))
     async def server_version() -> Response:
-        """Return the server's version, in vLLM's form."""
+        """Return the server's version in the format of vLLM's `/version`."""
         return json_response({"version": server.version})
 
     @router.get("/v2/models", tags=[METADATA], responses=responses_of("ModelList"))
@@ -218,13 +217,13 @@ def _metadata(server: Server) -> APIRouter:
 
     @router.get("/v2/memory", tags=[STATISTICS], responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:
-        """Return the models in memory, the size of each, and what they may hold together."""
+        """Return the models in memory with their sizes, and the memory limit for all of them."""
         return json_response(memory.json(server.model_memory(), server.models()))
 
     @router.get(METRICS_PAGE, tags=[STATISTICS], responses={200: PLAIN_TEXT, **errors_of(404)})
     async def metrics() -> Response:
-        """Return the metrics of the server and its models, for Prometheus."""
-        # The port responds by itself where it has the page.
+        """Return the metrics of the server and its models in Prometheus format."""
+        # A port with a metrics page answers before the application does.
         raise HTTPException(404, "Not Found: this server has no metrics here (--allow-metrics)")
 
     return router
@@ -240,7 +239,7 @@ def _models(server: Server, authority: "Authority | None") -> APIRouter:
         return json_response(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
 
     async def model_ready(model: str, version: int | None = None) -> Response:
-        """Report whether this model (version) takes requests."""
+        """Report whether the model, or this version of it, is ready for inference."""
         trouble = await server.model_trouble(model, version)
         if trouble is None:
             return json_response({"name": model, "ready": True})
@@ -248,27 +247,27 @@ def _models(server: Server, authority: "Authority | None") -> APIRouter:
         return _exiting(server) or json_response({"error": f"Model version not ready{why}"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
-        """Return the model's configuration, completed and normalised."""
+        """Return the model's configuration, completed with defaults and normalised."""
         servable = server.model(model, version)
         await describe(servable)
         return json_response(metadata.config_json(servable))
 
     async def model_engine(model: str, version: int | None = None) -> Response:
-        """Return the engine that runs the model, its version and settings, and of backend `auto` why it was chosen."""
+        """Return the model's engine with its version and settings, and for backend `auto` why it was chosen."""
         servable = server.model(model, version)
         await describe(servable)
         return json_response(metadata.engine_json(servable))
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
-        """Return cumulative counts and durations since the model was loaded."""
+        """Return cumulative request counts and durations since the model was loaded."""
         return json_response(statistics.json(await server.statistics(model, version)))
 
     async def model_batches(model: str, version: int | None = None) -> Response:
-        """Return the batches executed last, and why each did not grow any more."""
+        """Return the most recently executed batches, and the reason why each did not grow further."""
         return json_response(statistics.batches_json(server.model(model, version)))
 
     async def model_openapi(model: str, version: int | None = None) -> Response:
-        """Return the OpenAPI of the model's inference calls, with its tensors as schemas, for client generators."""
+        """Return an OpenAPI document of the model's inference calls, for client generators, with tensors as schemas."""
         from . import docs
 
         return json_response(_secure(await docs.model_openapi(server, model, version), authority))
@@ -290,7 +289,7 @@ def _inference(context: CallContext) -> APIRouter:
     router, options = new_router(INFERENCE), context.options
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:
-        """Run one inference."""
+        """Run inference on the model's input tensors, and return its output tensors."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(context, lambda body, request_id: outcome.set_result(body))
@@ -347,7 +346,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, ModserveError), "registered for this type: this is a bug"
-        if error.code is not Code.CANCELLED:  # nobody waits for the response
+        if error.code is not Code.CANCELLED:  # the client has disconnected
             path = request.path_params
             status = failures.spelling(error).http
             values = path.get("model", ""), path.get("version"), "", status, error.message
@@ -364,6 +363,6 @@ def _error_response(request: Request, error: ModserveError) -> Response:
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
-    """Answer an unforeseen error. It goes on from here, and whoever runs the application logs it."""
+    """Answer an unforeseen error. The error propagates, and the ASGI server logs it."""
     body = error_forms.encode_message(request.scope["path"], "Internal Server Error", 500)
     return Response(body, 500, media_type=MIME_JSON)

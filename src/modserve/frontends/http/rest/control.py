@@ -1,4 +1,4 @@
-"""The calls that change a server or ask for its settings: repository, log, traces, shared memory, routing."""
+"""Calls that read or change server settings: repository, log, traces, shared memory, routing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,16 +28,16 @@ def _post(
 
 
 def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIRouter:
-    """Return the routes with Triton's paths; those with a repository's name serve the index only."""
+    """Return the repository routes with Triton's paths. Paths with a repository name serve the index only."""
     router = new_router(REPOSITORY)
 
     async def index(request: Request) -> Response:
-        """Return every model version with its state; `ready` asks for those that are READY only."""
+        """Return every model version with its state. `ready` limits the index to versions in state READY."""
         only_ready = repository.only_ready(await read_body(request, max_json))
         return json_response(repository.index_json(await server.repository_index(only_ready)))
 
     async def load(request: Request, model: str) -> Response:
-        """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
+        """Load or reload a model. `parameters` may contain a `config` and files (`file:<version>/<path>`)."""
         repository.check_repository_name(request.path_params.get("repository", ""))
         body = await read_body(request, max_json)
         if len(body) > limits.json:
@@ -48,7 +48,7 @@ def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIR
         return Response(media_type=MIME_JSON)
 
     async def unload(request: Request, model: str) -> Response:
-        """Unload a model; with the parameter `unload_dependents` also the models that only it needs."""
+        """Unload a model. The parameter `unload_dependents` also unloads the models that only this model needs."""
         repository.check_repository_name(request.path_params.get("repository", ""))
         dependents = repository.unload_dependents_json(await read_body(request, max_json))
         await server.unload_model(model, dependents)
@@ -59,21 +59,21 @@ def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIR
     for suffix, handler in (("load", load), ("unload", unload)):
         path = f"/v2/repository/models/{{model}}/{suffix}"
         _post(router, path, handler, empty_of(400, 404, 503), f"{suffix.title()}RequestBody")
-        path = f"/v2/repository/{{repository}}/models/{{model}}/{suffix}"  # which only says that it is not supported
+        path = f"/v2/repository/{{repository}}/models/{{model}}/{suffix}"  # answers: not supported
         router.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
     return router
 
 
 def logging_router(server: Server, max_json: int) -> APIRouter:
-    """Return the routes for the settings of the log."""
+    """Return the routes for log settings."""
     router = new_router(LOGGING)
 
     async def log_settings() -> Response:
-        """Return the settings of the log."""
+        """Return the log settings."""
         return json_response(logging_settings.json(server.logs.settings))
 
     async def change_log_settings(request: Request) -> Response:
-        """Change any of the settings, at once; the response has all of them."""
+        """Change log settings with immediate effect. The response has all settings."""
         body, logs = await read_body(request, max_json), server.logs
         await server.change_log_settings(logging_settings.change_by_json(body))
         return json_response(logging_settings.json(logs.settings))
@@ -84,15 +84,15 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
 
 
 def trace_router(server: Server, max_json: int) -> APIRouter:
-    """Return the routes for the settings of traces: those of one model, or of all models without their own."""
+    """Return the routes for trace settings, global or of one model."""
     router = new_router(TRACE)
 
     async def settings(model: str = "") -> Response:
-        """Return the trace settings of a model, or those of all models without their own."""
+        """Return the trace settings of a model, or the global ones for all models without their own."""
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:
-        """Change any of the settings, at once; null goes back to that of all models, or of the start."""
+        """Change trace settings at once. null restores the global value; at the global level, the start-up value."""
         tracer = server.tracer_for(model)
         change = trace_settings.change_by_json(await read_body(request, max_json), tracer.mode)
         await server.change_trace_settings(change, model)
@@ -105,17 +105,17 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
 
 
 def region_router(server: Server, max_json: int) -> APIRouter:
-    """Return the routes for shared memory. A call without a region's name is about all regions, except to register."""
+    """Return the routes for shared memory. Without a region name, calls apply to all regions, except to register."""
     router = new_router(SHARED_MEMORY)
 
     async def register_system(request: Request, region: str = "") -> Response:
-        """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""
+        """Register a POSIX shared-memory region under a name that request tensors can refer to."""
         server.shared_memory.check_may_register(SystemRegion, region)
         await server.register_region(regions.register_system_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
     async def register_cuda(request: Request, region: str = "") -> Response:
-        """Make memory of a GPU known by a name, which tensors of requests can then refer to."""
+        """Register a region of GPU memory under a name that request tensors can refer to."""
         server.shared_memory.check_may_register(CudaRegion, region)
         await server.register_region(*regions.register_cuda_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
@@ -125,7 +125,7 @@ def region_router(server: Server, max_json: int) -> APIRouter:
             return json_response(regions.status_json(await server.regions(kind, region)))
 
         async def unregister(region: str = "") -> Response:
-            """Forget a region, as soon as no request uses it. An unknown name is no error."""
+            """Unregister a region, or all without a name, once no request uses it. An unknown name is not an error."""
             await server.unregister_region(kind, region)
             return Response(media_type=MIME_JSON)
 
@@ -144,15 +144,15 @@ def region_router(server: Server, max_json: int) -> APIRouter:
 
 
 def routing_router(server: Server, max_json: int) -> APIRouter:
-    """Return the routes for the routing between the versions of a model: an extension of ours."""
+    """Return the routes for routing between the versions of a model, an extension of modserve."""
     router = new_router(ROUTING)
 
     async def routing(model: str) -> Response:
-        """Return how requests without a version are divided between the model's versions, and the results."""
+        """Return the division of requests without a version among the model's versions, and the results of each."""
         return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:
-        """Set the whole routing, in place of the one there is; null deletes it. `rolled_back` alone leaves it."""
+        """Replace the whole routing. null deletes it; a body with `rolled_back` alone keeps it."""
         body = await read_body(request, max_json)
         if body.strip() == b"null":
             return await delete(model)
@@ -166,7 +166,7 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
             return json_response({"model": model, "source": "", "routing": {}, "routes": []})
 
     async def delete(model: str) -> Response:
-        """Return to the routing of the model's configuration, if it has one."""
+        """Delete the routing, and return to the routing in the model's configuration, if any."""
         await server.set_routing(model, None)
         return json_response({})
 

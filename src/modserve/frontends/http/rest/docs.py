@@ -1,4 +1,4 @@
-"""The API explorer: the page of all calls, and what describes a model to it and to generators of clients."""
+"""The API explorer page, and model descriptions for it and for client generators."""
 
 import asyncio
 import functools
@@ -35,9 +35,9 @@ async def model_openapi(server: Server, model: str, version: int | None) -> dict
 
 
 def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
-    """Return the page, and its calls that no client of the protocol makes. Not in the OpenAPI document.
+    """Return the routes of the page and of its own calls. Not in the OpenAPI document.
 
-    `describe` gives that document, always the same.
+    `describe` returns that document, which never changes.
     """
     router = new_router(include_in_schema=False)
     documents: list[bytes] = []
@@ -45,7 +45,7 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     @router.get("/openapi.json")
     async def document() -> Response:
-        """Return the OpenAPI document, made at the first request: that takes 50 ms and blocks no other request."""
+        """Return the OpenAPI document. The first request creates it on a thread, in about 50 ms."""
         async with making:
             if not documents:
                 documents.append(await on_thread(lambda: bytes(json_response(describe()).body)))
@@ -59,12 +59,12 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     @router.get("/docs/examples/{model}")
     async def model_examples(model: str) -> Response:
-        """Return bodies of calls that this model answers, by call."""
+        """Return example request bodies for the model, by call."""
         return json_response(examples.bodies(await _config(server, model), _models(server)))
 
     @router.get("/docs/snippets/{model}")
     async def model_snippets(model: str) -> Response:
-        """Return programs that call this model, by client."""
+        """Return example programs that call the model, by client library."""
         return json_response(snippets.snippets(await _config(server, model), _models(server)))
 
     return router

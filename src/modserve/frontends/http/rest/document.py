@@ -1,9 +1,4 @@
-"""Parts of the OpenAPI document that FastAPI cannot know.
-
-The groups of calls in the OpenAPI document, and on the page of all calls.
-
-Keys in OpenAPI documents, where calls need some.
-"""
+"""Parts of the OpenAPI document that FastAPI cannot generate: groups of calls, examples, and callers' keys."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +35,7 @@ TAGS: Mapping[str, str] = {
     SHARED_MEMORY: "Let tensors of requests stay in memory that server and client share.",
     V1: "The same models in the words of older protocols.",
 }
-"""Purpose of each. Inference, which most readers come for, is first."""
+"""Groups of calls with descriptions. Inference comes first, as most readers look for it."""
 
 
 _SCHEMES: Final = {
@@ -53,11 +48,11 @@ _CERTIFICATE: Final = {
 _CHALLENGE: Final = {"WWW-Authenticate": {"schema": {"type": "string"}}}
 _UNAUTHENTICATED: Final = "There is no valid key"
 _FAILURES: Final = ("400", "404", "422", "500", "503")
-"""Refusals, of which a call has one: they have the same body."""
+"""Error statuses; a call has at least one of them, and all have the same body."""
 
 
 def add_security(document: dict[str, Any], authority: Authority) -> None:
-    """Add the ways to send a key, which calls need one, and how those without are refused."""
+    """Add ways to send a key, calls that need one, and their responses to requests without a key."""
     schemes = {**_SCHEMES, **(_CERTIFICATE if authority.knows_certificates else {})}
     document["components"]["securitySchemes"] = schemes
     for operation, need in _list_secured_operations(document):
@@ -83,7 +78,7 @@ def _refusal(description: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 _VALIDATION = "422"
-"""FastAPI's own status for parameters that it refuses; here a path with such parameters is none."""
+"""FastAPI's status for invalid path parameters; here, such a path does not exist."""
 
 _HIGHEST = 2**63 - 1
 """Highest number of a version."""
@@ -98,7 +93,7 @@ _BODIES: Mapping[str, object] = {
     "/v2/models/{model}/trace/setting": {"trace_rate": "1000"},
     "/v2/systemsharedmemory/region/{region}/register": {"key": "/my_region", "offset": 0, "byte_size": 64},
 }
-"""Examples of bodies that need no model to be looked at, by path."""
+"""Example request bodies that do not depend on a model, by path."""
 
 
 def complete(document: dict[str, Any]) -> None:
@@ -109,7 +104,7 @@ def complete(document: dict[str, Any]) -> None:
             operation["operationId"] = _name(method, path, methods)
             if "HTTPValidationError" in str(operation["responses"].get(_VALIDATION)):
                 del operation["responses"][_VALIDATION]
-            if operation["parameters"]:  # a name may have characters that no path may have
+            if operation["parameters"]:  # a name may contain characters that are invalid in paths
                 operation["responses"].setdefault("400", errors_of(400)[400])
     for path, body in _BODIES.items():
         document["paths"][path]["post"]["requestBody"]["content"][MIME_JSON]["example"] = body

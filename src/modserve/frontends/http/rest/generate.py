@@ -1,4 +1,4 @@
-"""The routes of the generate extension and of ``infer_stream``, as FastAPI documents and serves them."""
+"""FastAPI routes of the generate extension and of ``infer_stream``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ _ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"response_class": StreamingResponse, "responses": _TENSORS, "openapi_extra": INFER_BODY},
     ),
 }
-"""The description, and what else FastAPI hears."""
+"""Description and FastAPI options of each call."""
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:

@@ -33,17 +33,17 @@ def router(server: Server) -> APIRouter:
 
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
-        """Report whether the process is up and responding. True from the moment the ports open."""
+        """Report whether the server process is up and responding. True as soon as the ports are open."""
         return make_response(await probes.live(server))
 
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
-        """Report whether inference may be sent. When not, `reasons` tells which models are in the way and why."""
+        """Report whether the server is ready for inference. If not, `reasons` says which models are not."""
         return make_response(await probes.ready(server))
 
     @router.get("/health", responses={**responses_of("Ready"), 503: response_of("Ready", "Not ready")})
     async def health() -> Response:
-        """Report readiness for probes and tools of other servers: 503 when inference may not be sent."""
+        """Report readiness for probes and tools of other servers: status 503 while the server is not ready."""
         return make_response(await probes.health(server))
 
     return router
@@ -54,7 +54,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
 
     @router.get("/", tags=[document.V1], responses=responses_of("Alive", 503))
     async def alive(request: Request) -> Response:
-        """Report KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
+        """Report liveness for KServe. Browsers, which request HTML, get the web console if it is enabled."""
         if server.phase is Phase.STOPPING:
             return json_response({"error": "Server exiting"}, 503)
         if options.console and "text/html" in request.headers.get("accept", ""):
@@ -69,7 +69,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
         "/", tags=[document.TEXT], responses={200: response_of("[any]"), **errors}, openapi_extra=body_of("object")
     )
     async def text(request: Request) -> Response:
-        """Do the task of the only text model: embed, classify or rerank texts, as TEI does at this path."""
+        """Run the task of the server's only text model: embed, classify or rerank texts, as TEI does at this path."""
         return await endpoint(direct.of(TEXT)["/"], options)(request)
 
     return router
@@ -81,7 +81,7 @@ def make_response(report: probes.Report) -> Response:
 
 
 def process_router(server: Server, options: HttpSettings, authority: "Authority | None") -> APIRouter:
-    """Return the routes about the process: extensions of ours."""
+    """Return the routes about the process, extensions of modserve."""
     router = new_router()
 
     def check_local(request: Request, path: str, purpose: str) -> None:
@@ -94,10 +94,10 @@ def process_router(server: Server, options: HttpSettings, authority: "Authority 
 
     @router.post(DRAIN, tags=[HEALTH], responses=responses_of("Drained", 403))
     async def drain(request: Request) -> Response:
-        """Take the server out of service for good, and respond when it has finished what it had accepted.
+        """Take the server out of service permanently, and respond when all accepted requests are finished.
 
-        It says that it is not ready, goes on for `--shutdown-delay-secs`, takes nothing new, and then has
-        `--exit-timeout-secs`. `drained` is false if that was too short.
+        The server reports that it is not ready, serves for `--shutdown-delay-secs`, then refuses new requests, and
+        finishes within `--exit-timeout-secs`. `drained` is false if that was too short.
         """
         check_local(request, DRAIN, "drain it: run 'modserve drain'")
         status, document = await probes.drain(server)
@@ -105,9 +105,9 @@ def process_router(server: Server, options: HttpSettings, authority: "Authority 
 
     @router.get(STACKS, tags=[LOGGING], responses=responses_of("object", 403))
     async def all_stacks(request: Request) -> Response:
-        """Return the stack of each thread of the server, to find out what hangs."""
+        """Return the stack trace of each server thread, to find out where the server hangs."""
         check_local(request, STACKS, f"see its stacks: GET {STACKS}")
-        thread = ThreadPoolExecutor(1, "stacks")  # of its own: all others may hang in reads
+        thread = ThreadPoolExecutor(1, "stacks")  # a new one: all others may hang in reads
         try:
             return json_response({"stacks": await asyncio.get_running_loop().run_in_executor(thread, stacks)})
         finally:

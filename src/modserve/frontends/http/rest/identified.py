@@ -1,4 +1,4 @@
-"""Ids of the requests that the application serves, and their lines in the access log."""
+"""Request ids and access-log entries for requests served by the application."""
 
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ _HEADER: Final = request_ids.HEADER.encode()
 
 
 def note_of(request: Request) -> RequestInfo:
-    """Return the note of a request that `Identified`, or `log_calls`, serves."""
+    """Return the information about a request served by `Identified` or `log_calls`."""
     note: RequestInfo | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
 
@@ -38,7 +38,7 @@ def _note(scope: Any, logged: bool = False) -> RequestInfo:
 
 
 class Identified:
-    """An application whose responses have the id of their request, if the client has sent one or may need one."""
+    """ASGI middleware that adds the request id to responses if the client sent one or may need one."""
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class Identified:
 
 
 def log_calls(app: AsgiApp, access: AccessLog) -> AsgiApp:
-    """Return the application with a line in the access log for each request."""
+    """Return the application with an access-log entry for each request."""
 
     async def serve(scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,8 +1,8 @@
-"""An OpenAPI document of one model: the calls that run its inferences, with its tensors as schemas.
+"""OpenAPI document of one model: its inference calls, with its tensors as schemas.
 
-Generators of clients make types of them: a class for each input and output of ``infer``, and for ``generate`` a flat
-object with the inputs by name. What a client of the whole protocol may send besides (nested data, binary data, shared
-memory, classification) is left to the server's own document.
+Client generators derive types from it: a class for each input and output of ``infer``, and for ``generate`` a flat
+object with the inputs by name. Further options of the protocol (nested data, binary data, shared memory,
+classification) are only in the server's own document.
 """
 
 import math
@@ -36,14 +36,14 @@ _ELEMENTS: Mapping[str, JsonObject] = {
         for bits in (8, 16, 32, 64)
     },
 }
-"""The JSON schema of an element, by datatype."""
+"""JSON schema of an element, by datatype."""
 
 
 _SEQUENCE_ID: JsonObject = {"type": ["integer", "string"], "minimum": 1, "maximum": 2**64 - 1, "minLength": 1}
 
 
 def model_document(config: ModelConfig, models: Models, path: str, server_version: str) -> dict[str, Any]:
-    """Return the document of the model, or the version, at `path`. `models`: those that are READY, by name."""
+    """Return the document of the model or version at `path`. `models`: READY models by name."""
     schemas = _schemas(config, models)
     shared = ("ErrorAnswer", "ModelReady", "ModelMetadata", "TensorMetadata")
     return {
@@ -117,7 +117,7 @@ def _reference(name: str) -> dict[str, str]:
 
 
 def _schemas(config: ModelConfig, models: Models) -> JsonObject:
-    """Return the bodies of both kinds of calls, and their tensors."""
+    """Return the request and response bodies of both kinds of calls, and their tensors."""
     inputs, outputs = _names("Input", config.inputs), _names("Output", config.outputs)
     tensors = {name: _tensor(config, spec) for names in (inputs, outputs) for name, spec in names.items()}
     required = sum(not spec.optional for spec in config.inputs)
@@ -170,7 +170,7 @@ def _object(properties: Mapping[str, object], required: Iterable[str], descripti
 
 
 def _names(suffix: str, specs: Sequence[TensorSpec]) -> dict[str, TensorSpec]:
-    """Return tensors by the names of their schemas, which have only some characters and differ in more than case."""
+    """Return tensors by schema name: restricted to certain characters, and distinct regardless of case."""
     names: dict[str, TensorSpec] = {}
     for spec in specs:
         stem = re.sub(r"\W+", "_", spec.name, flags=re.ASCII).strip("_") or "tensor"
@@ -183,7 +183,7 @@ def _names(suffix: str, specs: Sequence[TensorSpec]) -> dict[str, TensorSpec]:
 
 
 def _list(tensors: Mapping[str, TensorSpec], fewest: int, description: str) -> JsonObject:
-    """Describe an array with any of the tensors; their names tell them apart."""
+    """Describe an array of any of the tensors, distinguished by name."""
     references: list[object] = [_reference(name) for name in tensors]
     items = references[0] if len(references) == 1 else {"oneOf": references} if references else {}
     return {
@@ -196,7 +196,7 @@ def _list(tensors: Mapping[str, TensorSpec], fewest: int, description: str) -> J
 
 
 def _tensor(config: ModelConfig, spec: TensorSpec) -> JsonObject:
-    """Describe a tensor of ``infer``: its name and its datatype can be only one value."""
+    """Describe a tensor of ``infer``, with a fixed name and datatype."""
     dims = config.full_dims(spec)
     count = _count(dims)
     data: JsonObject = {"type": "array", "items": _ELEMENTS[spec.datatype.name], "description": "Row by row."}
@@ -222,7 +222,7 @@ def _tensor(config: ModelConfig, spec: TensorSpec) -> JsonObject:
 
 
 def _value(config: ModelConfig, spec: TensorSpec) -> JsonObject:
-    """Describe a tensor of ``generate``: a single element is no list."""
+    """Describe a tensor of ``generate``; a single element is not a list."""
     element, dims = _ELEMENTS[spec.datatype.name], config.full_dims(spec)
     elements: JsonObject = {"type": "array", "items": element}
     fixed = math.prod(size for size in dims if size >= 0)
@@ -232,10 +232,10 @@ def _value(config: ModelConfig, spec: TensorSpec) -> JsonObject:
 
 
 def _fewest(config: ModelConfig, spec: TensorSpec) -> int:
-    """Return the number of elements of a row, if only the size of the batch varies; 0 otherwise."""
+    """Return the number of elements per row if only the batch size varies; 0 otherwise."""
     return (_count(spec.dims) or 0) if config.batching else 0
 
 
 def _count(dims: Shape) -> int | None:
-    """Return the number of elements; None if that varies."""
+    """Return the number of elements; None if it varies."""
     return None if any(size < 0 for size in dims) else math.prod(dims)

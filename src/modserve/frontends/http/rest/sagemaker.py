@@ -1,6 +1,6 @@
-"""The calls by which Amazon SageMaker loads and unloads the models of a multi-model endpoint.
+"""The calls by which Amazon SageMaker loads and unloads models of a multi-model endpoint.
 
-Their inferences are those of `wire.platform_paths`.
+For inference calls, see `wire.platform_paths`.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 _TARGET = "x-amzn-sagemaker-target-model"
 _UNLOAD_S = 350.0
-"""SageMaker waits for ten seconds longer."""
+"""Seconds to wait for an unload; SageMaker waits 10 s longer."""
 _BETWEEN_LOOKS_S = 0.02
 _BUSY = (LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNLOADING)
 
 
 def routers(server: Server, options: HttpSettings) -> list[APIRouter]:
-    """Return a router where SageMaker loads models; none elsewhere."""
+    """Return the router for SageMaker; none elsewhere."""
     routes = options.routes
     return [_router(server, routes.registry, options.max_json)] if routes is not None and routes.registry else []
 
@@ -42,7 +42,7 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     links = ModelLinks(Path(registry))
 
     async def models() -> Response:
-        """Return the models that are loaded."""
+        """Return the loaded models."""
         urls = await on_thread(links.urls)
         return json_response({"models": [_describe(name, url) for name, url in urls.items() if _in_use(server, name)]})
 
@@ -51,7 +51,7 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
         return json_response(_describe(model, await _url(links, server, model)))
 
     async def load(request: Request) -> Response:
-        """Load the model whose files lie in a folder."""
+        """Load a model from a folder with its files."""
         document = control_body.read(await read_body(request, max_json))
         name, url = (_text(document.get(key), key) for key in ("model_name", "url"))
         _log.info("SageMaker loads model '%s' (%s) from '%s'", name, request.headers.get(_TARGET, name), url)
@@ -66,7 +66,7 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
         return Response(media_type=MIME_JSON)
 
     async def link(name: str, url: str) -> None:
-        await forget_unused(name)  # what a server before this one has left
+        await forget_unused(name)  # left by an earlier server
         try:
             await on_thread(links.add, name, url)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The bodies of requests and responses as the documentation describes them, and the documentation of calls."""
+"""Documentation of request and response bodies, and of calls."""
 
 from typing import Any
 
@@ -180,11 +180,11 @@ _BODIES: dict[str, tuple[str, str]] = {
     ),
     "VersionStatuses": ("model_version_status: [VersionStatus]", ""),
 }
-"""Members and description by name. A member with ``?`` may be left out or null; a type in brackets is an array."""
+"""Members and description by name. A member with ``?`` is optional or null; a type in brackets is an array."""
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """Return the JSON schema of a type in the notation above."""
+    """Return the JSON schema of a type in this notation."""
     if name.startswith("["):
         return {"type": "array", "items": _schema(name[1:-1])}
     if name[0].isupper():
@@ -207,12 +207,12 @@ def _object(members: str, description: str) -> dict[str, Any]:
 
 SCHEMAS = {name: _object(*body) for name, body in _BODIES.items()}
 
-for _settings in ("LogSettings", "TraceSettings"):  # of which a request has those that change
+for _settings in ("LogSettings", "TraceSettings"):  # a change has any subset of the settings
     SCHEMAS[f"{_settings}Change"] = {"type": "object", "properties": SCHEMAS[_settings]["properties"]}
 
 
 def response_of(name: str, description: str = "Successful Response") -> dict[str, Any]:
-    """Document a response: a body of the table, ``object`` for any, in brackets an array."""
+    """Document a response: a body of the table, ``object`` for any object, an array in brackets."""
     return {"description": description, "content": {MIME_JSON: {"schema": _schema(name)}}}
 
 
@@ -230,7 +230,7 @@ _ERRORS = {
 
 
 FAILURES = (400, 404, 429, 500, 503)
-"""The statuses of an inference that fails."""
+"""Statuses of a failed inference."""
 
 
 def errors_of(*statuses: int, body: str = "ErrorAnswer") -> dict[int | str, dict[str, Any]]:
@@ -239,17 +239,17 @@ def errors_of(*statuses: int, body: str = "ErrorAnswer") -> dict[int | str, dict
 
 
 def responses_of(name: str, *errors: int) -> dict[int | str, dict[str, Any]]:
-    """Document a call's responses: status 200 as for `response_of`, and `errors` by status."""
+    """Document a call's responses: status 200 as in `response_of`, and `errors` by status."""
     return {200: response_of(name), **errors_of(*errors)}
 
 
 def body_of(name: str, required: bool = True) -> dict[str, Any]:
-    """Document a body which the call reads by itself."""
+    """Document a body that the call itself reads."""
     return {"requestBody": {"required": required, "content": {MIME_JSON: {"schema": _schema(name)}}}}
 
 
 def empty_of(*errors: int) -> dict[int | str, dict[str, Any]]:
-    """Document a call whose response has no body, and its failures."""
+    """Document a call with an empty response, and its failures."""
     return {200: {"description": "Successful Response"}, **errors_of(*errors)}
 
 

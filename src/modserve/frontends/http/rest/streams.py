@@ -1,9 +1,4 @@
-"""Responses that are streams, for ASGI.
-
-Clients that go away before they have their response.
-
-Calls that know of no framework, as FastAPI's handlers.
-"""
+"""Framework-independent calls as FastAPI handlers: streamed responses, and cancellation when clients disconnect."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -32,16 +27,16 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the outcome of `work`, which is cancelled when the client of `request`, whose body was read, disconnects.
+    """Return the outcome of `work`; cancel it when the client of `request`, a request with a read body, disconnects.
 
-    Raises CANCELLED then, which has no reader.
+    A cancelled call raises CANCELLED, which no client sees.
     """
     outcome = await _outcome_unless_disconnected(request, work)
     if not isinstance(outcome, _Failure):
         return outcome
     try:
         raise outcome.error
-    finally:  # the error's traceback has this frame, which must not have the error
+    finally:  # its traceback refers to this frame
         del outcome
 
 
@@ -59,7 +54,7 @@ async def _outcome_unless_disconnected(request: Request, work: Coroutine[Any, An
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | _Failure:
-    """Return the outcome with errors as values, since a group would wrap them."""
+    """Return the outcome with errors as values: a task group would wrap them."""
     try:
         return await work
     except Exception as error:
@@ -73,7 +68,7 @@ async def _cancel_when_disconnected(request: Request, running: "asyncio.Task[Any
 
 
 class StreamedResponse(StreamingResponse):
-    """The HTTP response of a call, from its first message on. It ends early when the client goes away."""
+    """HTTP response of a streaming call, from its first message. Ends early when the client disconnects."""
 
     def __init__(self, response: ResponseStream, note: RequestInfo) -> None:
         super().__init__(self._frames(), response.status, dict(response.headers), response.framing.content_type)
@@ -83,7 +78,7 @@ class StreamedResponse(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            with suppress(ModserveError):  # the client has gone, and reads nothing
+            with suppress(ModserveError):  # the client has disconnected
                 await unless_disconnected(Request(scope, receive), self.stream_response(send))
         finally:
             self._respond.call.close()
@@ -97,7 +92,7 @@ class StreamedResponse(StreamingResponse):
             if message.data:
                 call.on_sending()
                 frame, size = response.framing.frame(message.data), call.limits.part
-                for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
+                for start in range(0, len(frame), size):  # in parts, to notice that a slow client reads
                     yield frame[start : start + size]
                     call.on_part_sent()
                 call.on_sent()
@@ -108,7 +103,7 @@ class StreamedResponse(StreamingResponse):
 
 
 def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of a route: it reads its request itself, and cancels `call` if the client disconnects."""
+    """Return a route's handler, which reads the request itself and cancels `call` if the client disconnects."""
 
     async def handle(request: Request) -> Response:
         complete = await complete_request(request, options)
@@ -118,7 +113,7 @@ def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaita
 
 
 def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, str, int | None], Awaitable[Response]]:
-    """Return the handler of a route whose path names a model, otherwise like `endpoint`."""
+    """Return the handler of a route with a model name in its path; otherwise like `endpoint`."""
 
     async def handle(request: Request, model: str, version: int | None = None) -> Response:
         complete = await complete_request(request, options)
@@ -129,13 +124,13 @@ def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, s
 
 
 async def complete_request(request: Request, options: HttpSettings) -> CompleteRequest:
-    """Return the request, when all of it has come."""
+    """Return the completely received request."""
     encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
     return CompleteRequest(infer_head(request, options, encoding), await request.body(), note_of(request))
 
 
 def response_to(request: Request, response: WholeResponse | ResponseStream) -> Response:
-    """Return the response for the client of `request`."""
+    """Return the ASGI response for the client of `request`."""
     if isinstance(response, ResponseStream):
         return StreamedResponse(response, note_of(request))
     return Response(response.body, response.status, dict(response.headers), response.content_type)

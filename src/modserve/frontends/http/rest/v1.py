@@ -55,7 +55,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             handle.release()
 
     async def predict_labelled(request: Request, model: str, label: str) -> Response:
-        """Run an inference by the version with this label in the model's routing."""
+        """Run inference on the version with this label in the model's routing."""
         return await predict(request, model, _find_version(server, model, label))
 
     def refusal(method: str) -> Callable[..., Awaitable[Response]]:
@@ -73,7 +73,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             responses=responses_of("PredictResponseBody", *FAILURES, 501),
             openapi_extra=body_of("PredictRequestBody"),
         )
-    # No model takes tf.Example records or has an explainer: these calls only say so, and are not in the document.
+    # No model takes tf.Example records or has an explainer: these calls are refused, and not documented.
     for path, method in (
         *((path, method) for path in (_MODEL, _VERSION, _LABEL) for method in ("classify", "regress")),
         (_MODEL, "explain"),
@@ -83,25 +83,25 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
 
 def _add_models(router: APIRouter, server: Server) -> None:
     async def models() -> Response:
-        """Return the names of all models, in any state; for OpenAI's clients, `data` has the models that take text."""
+        """Return the names of all models, in any state. For OpenAI clients, `data` lists the text models."""
         return json_response({"models": server.model_names(), **(await openai_models.list_json(server))})
 
     async def model_status(model: str) -> Response:
-        """Report whether this model is ready, and its versions' states. The body is the same when the status is 503."""
+        """Report whether the model is ready, and its versions' states. The body is the same with status 503."""
         entries = _entries(server, model)
         ready = await server.check_model_ready(model, None)
         status = v1_models.model_json(model, ready, entries)
         return json_response(status | await openai_models.model_json(server, model), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:
-        """Return the state of one version, which need not be READY."""
+        """Return the state of one version, ready or not."""
         entries = [entry for entry in _entries(server, model) if entry.version == version]
         if not entries:
             raise v1_models.unknown_version(model, version)
         return json_response(v1_models.status_json(entries))
 
     async def label_status(model: str, label: str) -> Response:
-        """Return the state of the version that has a label in the model's routing."""
+        """Return the state of the version with this label in the model's routing."""
         return await version_status(model, _find_version(server, model, label))
 
     async def model_metadata(model: str, version: int | None = None, label: str = "") -> Response:
@@ -126,15 +126,15 @@ def _add_models(router: APIRouter, server: Server) -> None:
         router.add_api_route(
             f"{path}/metadata", model_metadata, responses=responses_of("SignatureMetadata", 400, 404, 503)
         )
-    # Last, since what looks like an owner may be a model.
+    # Last, since a prefix that looks like an owner may be a model.
     options: dict[str, Any] = {"responses": unready, "route_class_override": _route_of_models(server)}
     router.add_api_route("/v1/models/{model:owned}", model_status, **options)
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:
-    """Return a route class that takes a name such as ``simple:predict`` only if a model has that whole name.
+    """Return a route class that matches a name such as ``simple:predict`` only if a model has exactly that name.
 
-    Otherwise the path is that call's, with its methods.
+    Otherwise the path belongs to that call.
     """
 
     class ModelRoute(APIRoute):

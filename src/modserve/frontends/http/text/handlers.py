@@ -1,4 +1,4 @@
-"""The calls of texts by their paths, and the two ways in which their failures are written."""
+"""Text calls by path, and the two formats of their failures."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ Work: TypeAlias = Callable[[TextCall], Awaitable[bytes]]
 
 
 class _Dialect(NamedTuple):
-    """Documentation of failures: the name of their body, and their statuses."""
+    """Documentation of failures: name of the error body, and statuses."""
 
     body: str
     statuses: tuple[int, ...]
@@ -32,7 +32,7 @@ class TextRoute(NamedTuple):
     paths: tuple[str, ...]
     work: Work
     body: str
-    """The documentation of what is sent; empty for a GET."""
+    """Documented request body; empty for a GET."""
     answer: str = "object"
     dialect: _Dialect = _TEI
 
@@ -87,7 +87,7 @@ def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Ha
 def _failure(context: CallContext, request: CompleteRequest, error: ModserveError, path: str) -> WholeResponse:
     spelling, note = failures.spelling(error), request.note
     status, body = error_forms.encode(path, error, spelling.http)
-    if error.code is not Code.CANCELLED:  # nobody waits for the response
+    if error.code is not Code.CANCELLED:  # the client has disconnected
         model = "" if note.call is None else note.call.model
         context.server.failure_log.record("HTTP", model, None, "", status, error.message, note.request_id, note.origin)
     return WholeResponse(body, status, tuple(failures.headers(error).items()))

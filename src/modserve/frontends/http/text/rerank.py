@@ -1,5 +1,4 @@
-"""``POST /v1/rerank`` as Cohere and Jina have it, Cohere's ``POST /v2/rerank``, which is the same, and vLLM's
-``POST /v1/score``."""
+"""Cohere's and Jina's ``POST /v1/rerank``, Cohere's identical ``POST /v2/rerank``, and vLLM's ``POST /v1/score``."""
 
 import time
 import uuid
@@ -16,7 +15,7 @@ from .models import TextHandle
 
 
 async def rerank(call: TextCall) -> bytes:
-    """Return the documents in the order of their relevance to the query, the most relevant first."""
+    """Return the documents by relevance to the query, the most relevant first."""
     body = call.body
     query, documents = fields.require_text(body, "query"), _documents(body)
     most, with_documents = fields.whole_number(body, "top_n"), fields.flag(body, "return_documents", False)
@@ -38,7 +37,7 @@ async def rerank(call: TextCall) -> bytes:
 
 
 async def score(call: TextCall) -> bytes:
-    """Score the relevance of the texts of ``text_2`` to those of ``text_1``, pair by pair."""
+    """Score the relevance of texts in ``text_2`` to texts in ``text_1``, pair by pair."""
     body = call.body
     firsts, seconds = fields.one_or_more(body, "text_1")[0], fields.one_or_more(body, "text_2")[0]
     if len(firsts) == 1:
@@ -69,7 +68,7 @@ async def rank_texts(
     member: str,
     activation: str | None = None,
 ) -> tuple[list[tuple[int, float]], list[Tokens]]:
-    """Return the place and score of each document, the best first, and the tokens. `member` holds the documents."""
+    """Return the index and score of each document, best first, and the tokens. `member`: field with the documents."""
     if not query:
         raise RequestFieldError("'query' is an empty string", "query", EMPTY)
     pairs: list[Text] = [(query, document) for document in documents]
@@ -93,7 +92,7 @@ async def _score(
 
 
 def _documents(body: dict[str, Any]) -> list[str]:
-    """Read strings, or objects with a member ``text``."""
+    """Read documents: strings, or objects with a member ``text``."""
     documents = body.get("documents")
     if not isinstance(documents, list):
         raise RequestFieldError(

@@ -1,4 +1,4 @@
-"""The routes of the calls of texts, as FastAPI documents and serves them."""
+"""FastAPI routes of the text calls."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,11 +30,11 @@ _DESCRIPTIONS: Mapping[str, str] = {
 
 
 def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:
-    """Return the routes of all calls of texts."""
+    """Return the routes of all text calls."""
     router = new_router(TEXT)
     for route in ROUTES:
         if route.paths == ("/",):
-            continue  # which `rest.app` serves, or each look at the server's health would come here
+            continue  # served by `rest.app`: otherwise health checks would import this module
         errors = errors_of(*route.dialect.statuses, body=route.dialect.body)
         documented: dict[str, Any] = {
             "description": _DESCRIPTIONS[route.paths[0]],
@@ -43,7 +43,7 @@ def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:
         if route.body:
             documented |= {"methods": ["POST"], "openapi_extra": body_of(route.body)}
         for path in route.paths:
-            # Documents name calls without /v2, and there is a /rerank of another kind.
+            # Operation names omit /v2, and /rerank is a different call.
             documented["include_in_schema"] = path != "/v2/rerank"
             handler = endpoint(handlers[path], options)
             handler.__name__ = route.work.__name__

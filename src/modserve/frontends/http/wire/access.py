@@ -1,4 +1,4 @@
-"""The access log's view of one HTTP connection: its inferences, and what is refused before it is a request."""
+"""Access-log entries of one HTTP connection: its inferences, and refused input that is not yet a request."""
 
 import time
 
@@ -15,23 +15,23 @@ from modserve.protocol.http.infer_response import Body
 
 
 class ConnectionLog:
-    """A connection has one if the server logs requests. `rest.identified` logs what the application serves."""
+    """Log of one connection, if the server logs requests. `rest.identified` logs requests of the application."""
 
     __slots__ = ("_access", "_began_ns", "_size")
 
     def __init__(self, access: AccessLog) -> None:
         self._access = access
         self._size = 0
-        """Bytes of the body of the request at hand."""
+        """Size of the current request's body in bytes."""
         self._began_ns = 0
 
     def begin(self, size: int) -> None:
-        """Begin an inference, or another call, with a body of `size` bytes."""
+        """Begin an inference or another call with a body of `size` bytes."""
         self._size = size
         self._began_ns = time.monotonic_ns()
 
     def end(self, call: InferCall, outcome: Body | ModserveError) -> None:
-        """End the inference, which has its outcome; its request has an id from now on."""
+        """Log an inference with its outcome; its request gets an id now."""
         if not call.request_id:
             call.request_id = request_ids.make()
         if isinstance(outcome, ModserveError):
@@ -40,11 +40,11 @@ class ConnectionLog:
             self._add(call, 200, sum([len(part) for part in outcome.parts]))
 
     def abandon(self, call: InferCall) -> None:
-        """Log an inference whose client disconnected before the outcome."""
+        """Log an inference after its client disconnected before the outcome."""
         self._add(call, entries.GONE, 0)
 
     def other(self, note: RequestInfo, path: str, status: int, sent: int, tenant: str) -> None:
-        """Log a call other than an inference, which is over; `tenant` is empty where there is none."""
+        """Log a finished call other than an inference; `tenant` is empty if there is none."""
         inference, note.call = note.call, None
         what, counts = f"POST {path}", (status, self._size, sent)
         if inference is not None:
@@ -54,7 +54,7 @@ class ConnectionLog:
             self._access.record(*entry, self._began_ns, 0, None, "", tenant)
 
     def refuse(self, origin: Origin, status: int, size: int) -> None:
-        """Count a request that is not served; the response has a body of `size` bytes."""
+        """Log a refused request; the response has a body of `size` bytes."""
         now_ns = time.monotonic_ns()
         self._access.record("HTTP", origin, "-", "", -1, status, 0, size, 1, "", "", now_ns, 0, None)
 

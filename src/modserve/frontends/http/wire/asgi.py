@@ -1,4 +1,4 @@
-"""Requests to the ASGI application, for everything but inference."""
+"""Runs requests in the ASGI application: everything but inference."""
 
 import asyncio
 import logging
@@ -23,21 +23,22 @@ from .send_buffer import keep_little
 _log = logging.getLogger(__name__)
 
 HEADERS_AS_SENT = "modserve.headers_as_sent"
-"""A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
+"""Scope extension: headers as the client spelled them; only where headers are forwarded to models."""
 CERTIFICATE = "modserve.certificate"
-"""A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
+"""Scope extension: credentials from the client's TLS certificate (`access.credentials`)."""
 IDENTITY = "modserve.identity"
-"""Key in a scope: the caller, if a key identifies one. Permission for the call is a separate matter."""
+"""Scope key: the caller, if a key identifies one. Permission for the call is a separate matter."""
 NOTE = "modserve.note"
-"""Key in a scope: the note on the request, as `rest.identified` has it."""
+"""Scope key: information about the request (`rest.identified`)."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
 class AsgiCall:
-    """Run of the application on one complete request, whose response it writes.
+    """Run of the application on one complete request; writes the response.
 
-    `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
-    whether the connection may stay open. `ending`: the server stops, and nothing more has come on the connection.
+    `writable` returns when the client has read enough of the written data. `done` is called when all is written, with a
+    flag that the connection may stay open. `ending`: the server stops, and no further data has arrived on the
+    connection.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class AsgiCall:
     def filler(self) -> bytes:
         if not self._started:
             return CONTINUE
-        return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
+        return b"0" if self._chunked and not self._complete else b""  # the next chunk's size begins with it
 
     @property
     def begun(self) -> bool:
@@ -88,13 +89,13 @@ class AsgiCall:
         return 0
 
     def pause(self) -> None:
-        """Do nothing: the application waits by `writable`."""
+        """Do nothing: the application waits in `writable`."""
 
     def resume(self) -> None:
-        """Do nothing, as `pause`."""
+        """Do nothing, like `pause`."""
 
     async def run(self) -> None:
-        """Run the application. Never raises except for cancellation: any failure costs this connection only."""
+        """Run the application. Raises nothing but CancelledError: a failure costs this connection only."""
         try:
             await self._respond()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -129,7 +130,7 @@ class AsgiCall:
         _log.exception("%s %s failed unexpectedly", self._scope["method"], self._scope["path"])
 
     def cancel(self) -> None:
-        """Tell the application that the client has disconnected: it reads ``http.disconnect``."""
+        """Tell the application of the client's disconnect: it reads ``http.disconnect``."""
         self._gone.set()
 
     async def _receive(self) -> Message:
@@ -178,7 +179,7 @@ class AsgiCall:
         names = {name.lower() for name, _ in self._headers}
         if b"content-length" not in names and self._scope["method"] != "HEAD":
             if more and self._old:
-                # Its clients know no chunks: the end of the connection is that of the body.
+                # HTTP/1.0 clients know no chunks: the end of the connection ends the body.
                 self._lines = self._lines.replace(KEEP_ALIVE, CLOSE)
                 self._closing = True
             elif more:
@@ -203,7 +204,7 @@ def decode_path(path: bytes) -> str:
 
 
 def format_path(path: bytes) -> str:
-    """Return a path as logs show it."""
+    """Return a path in the form of logs."""
     return decode_path(path).replace(SLASH, "%2F")
 
 

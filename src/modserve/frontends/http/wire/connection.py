@@ -1,21 +1,21 @@
 """HTTP/1.1 connection: one request at a time, and responses in order.
 
-The reader understands what comes in; the connection decides when it may read on, serves its requests, writes the
-responses and ends what takes too long. Its state:
+The reader parses input. The connection decides when to read on, serves requests, writes responses and enforces
+time-outs. Its state:
 
 - `_transport` is None before the connection is made and after it is lost. Then nothing is written or held.
 - `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`.
-- `_call` serves the request whose head is `_head`, or is its long response while that is written. Nothing is read
-  meanwhile: what the client sends ahead waits in the reader, and above `AHEAD` bytes the client is read no further.
-- `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
+- `_call` serves the request with the head `_head`, or is its long response while that is written. Nothing is parsed
+  meanwhile: pipelined data waits in the reader, and above `AHEAD` bytes the socket is no longer read.
+- `_blockage` is set while the client does not read its responses. Then no request is begun, and nothing is read.
 - `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage`, `_held_ahead` and `_resting`.
-- `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the body of the request at hand, for
-  what was sent ahead, and for what the client has not taken.
+- `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the current request's body, for
+  pipelined data, and for unread responses.
 
-Any phase goes with or without a call or a blockage; but LAST without a call only lingers. When the server stops
-(`context.closing`), the response to the last request that has come says that it is the last: the phase is LAST by then.
-Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
-event loop is over; then `_on_response_end`, `resume_writing` or the loop's next turn call it again.
+Any phase may occur with or without a call or a blockage; but LAST without a call only lingers. When the server stops
+(`context.closing`), the response to the last received request announces the close: the phase is LAST by then.
+Only `advance` parses requests. It stops while there is a call or a blockage, and when the time for this turn of the
+event loop is used up; then `_on_response_end`, `resume_writing` or the loop's next turn call it again.
 """
 
 import asyncio
@@ -56,31 +56,31 @@ _NO_HEAD = RequestHead()
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection, called by the transport, the event loop's turns and ticks (`OpenConnection`), and its own calls."""
+    """An HTTP/1.1 connection, called by its transport, the event loop's turns and ticks, and its own calls."""
 
     def __init__(self, context: HttpContext) -> None:
         self.context = context
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(context.heads, context.options, context.memory)
         self._keyed = context.authority is not None
-        self._certificate: Credentials = ()  # what its client has shown in the handshake
+        self._certificate: Credentials = ()  # of the TLS handshake
         self._phase = ConnectionPhase.OPEN
         self._call: HttpCall | None = None
-        self._logged: InferCall | None = None  # the inference at hand, if its line in the access log is due
+        self._logged: InferCall | None = None  # the current inference, if its access-log entry is due
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
         self._advancing = self._resting = False
-        self._burst = 0  # bytes that have come since it last rested, which it does until the next turn
+        self._burst = 0  # bytes received since the last rest; a rest lasts until the next turn
         self._held = Hold(context.memory)
         self._held_ahead = Hold(context.memory)
         self._held_unsent = Hold(context.memory)
-        self._received_ns = 0  # when an incomplete request began to come in; only known while requests are traced
-        self._active = True  # something has come since the last check of `_time_outs`
+        self._received_ns = 0  # arrival of an incomplete request; only while requests are traced
+        self._active = True  # data has arrived since the last check of `_time_outs`
         self._time_outs = TimeOuts(context.options)
         self._access = None if context.access is None else ConnectionLog(context.access)
 
-    # The transport's side
+    # Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -105,10 +105,10 @@ class HttpConnection(asyncio.Protocol):
             self._access.abandon(self._logged)
 
     def eof_received(self) -> bool:
-        """Serve what the client has sent, which sends no more, and then close the connection.
+        """Serve what the client has sent before its end of file, and then close the connection.
 
-        A client that is gone sends no more either. Only what is written shows whether it still reads, so something is
-        written at once that changes nothing. HTTP/1.0 has nothing of that kind.
+        A disconnected client sends an end of file, too. Only a write shows whether the client still reads, so an
+        interim response is written at once. HTTP/1.0 has none.
         """
         call, transport = self._call, self._transport
         quiet = call is None and not self._reader.rest
@@ -126,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
             await self._blockage.wait()
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read its responses, until it does."""
+        """Stop reading while the client does not read its responses."""
         self._blockage = asyncio.Event()
         if self._call is not None:
             self._call.pause()
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
         self.advance(True)
 
     def close_when_idle(self) -> None:
-        """Serve the request at hand, then close. When the server stops, serve all that has come by now."""
+        """Serve the current request, then close. When the server stops, serve all requests received by now."""
         if self.context.closing and not self._ending():
             return
         self._read_no_more()
@@ -166,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _ending(self) -> bool:
-        """True if the server stops and nothing more has come: the response about to be written is the last."""
+        """True if the server stops and no further data has arrived: the next response is the last."""
         more = self._call is not None and self._reader.ahead
         return self.context.closing and not more and not has_unread(self._transport)
 
@@ -176,20 +176,20 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def unaware(self) -> bool:
-        """True if the client expects the connection to stay, and the response under way says nothing else."""
+        """True if the client expects the connection to stay, and the current response does not announce its close."""
         call = self._call
         hears = call is not None and not self._reader.ahead and not call.begun
         return self._phase is _OPEN and not hears
 
     @property
     def arriving(self) -> bool:
-        """True if a request has begun to arrive, and is not complete."""
+        """True if a request is incomplete."""
         return self._transport is not None and self._reader.state is not IDLE
 
     def check(self, now: float) -> None:
-        """End the connection if its client has done nothing for too long at `now`.
+        """End the connection if the client has been inactive for too long at `now`.
 
-        A complete request may take any time: its deadlines are looked after elsewhere.
+        Complete requests have no time limit here; their deadlines are enforced elsewhere.
         """
         transport, reader = self._transport, self._reader
         if transport is None:
@@ -209,10 +209,10 @@ class HttpConnection(asyncio.Protocol):
     # Requests in
 
     def advance(self, on_arrival: bool = False) -> None:
-        """Read requests from what has come until there is one to wait for. Never raises.
+        """Parse received data up to the next request that takes time. Never raises.
 
-        With `on_arrival`, what the client has just sent is read at once; other input is only read while there is time
-        in this turn of the event loop.
+        With `on_arrival`, data that has just arrived is parsed at once; other data only while this turn of the event
+        loop has time left.
         """
         if self._advancing:
             return
@@ -237,7 +237,7 @@ class HttpConnection(asyncio.Protocol):
             self._advancing = False
 
     def _after_reading(self) -> None:
-        """Account for unread bytes, and for a request that is not complete."""
+        """Account for unread bytes, and for an incomplete request."""
         reader = self._reader
         unread = reader.ahead
         if not unread:
@@ -263,14 +263,14 @@ class HttpConnection(asyncio.Protocol):
         self._choose_reading()
 
     def _choose_reading(self) -> None:
-        """Read from the client unless it does not read itself, has sent much ahead, or much in this turn."""
+        """Read from the client unless it does not read itself, or has sent too much ahead or in this turn."""
         reading = self._blockage is None and not self._held_ahead.size and not self._resting
         if reading is not self._reading and self._transport is not None:
             self._reading = reading
             (self._transport.resume_reading if reading else self._transport.pause_reading)()
 
     def _begin(self, head: RequestHead, body: Buffer) -> None:
-        """Serve a request that has come completely. Raises MemoryExhaustedError."""
+        """Serve a complete request. Raises MemoryExhaustedError."""
         if len(body) > SMALL_BODY or self._held.size:
             self._held.resize(len(body))
         received_ns, self._received_ns = self._received_ns, 0
@@ -283,14 +283,14 @@ class HttpConnection(asyncio.Protocol):
         if (log := self._access) is not None:
             log.begin(len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
-        own = direct or self._keyed or head.origin  # what is said of one request, not of the connection
+        own = direct or self._keyed or head.origin  # data of this request, not of the connection
         origin = (
             Origin(self._origin.peer, head.origin, format_path(head.route) if direct else "") if own else self._origin
         )
         admitted = self._keyed and (model or direct)
         tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
         if self._keyed and tenant is None:
-            model, direct = "", False  # the application says why not
+            model, direct = "", False  # the application answers with the reason
             context.heads.complete(head)
         if model and not direct:
             self._call = self._logged = call = InferCall(context.calls, self._respond)
@@ -316,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
     # Responses out
 
     def _respond(self, outcome: Body | ModserveError, request_id: str) -> None:
-        """Write the outcome of an inference. Never raises: the caller has other requests to look after."""
+        """Write the outcome of an inference. Never raises: the caller has other requests."""
         try:
             head, context = self._head, self.context
             call, self._logged = self._logged, None
@@ -334,7 +334,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def _write(self, size: int, parts: list[Buffer], ending: bool) -> None:
-        """Write a response with a body of `size` bytes, at once if it is short. `ending`: that it is the last."""
+        """Write a response with a body of `size` bytes, at once if it is short. `ending`: it is the last response."""
         transport = self._transport
         if ending:
             self._read_no_more()
@@ -349,7 +349,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_response_end(True)
 
     def _on_response_end(self, complete: bool) -> None:
-        """Go on to the next request: the response to the one at hand has been written."""
+        """Continue with the next request: the current response has been written."""
         self._call = None
         if self._held.size:
             self._held.resize(0)
@@ -361,7 +361,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:
-        """Report the error and close: what follows on the connection cannot be understood, or is not to be read."""
+        """Report the error and close: the following input is unintelligible or unwanted."""
         body = encode_message(decode_path(self._reader.path), message, status)
         if self._access is not None:
             self._access.refuse(self._origin, status, len(body))
@@ -379,7 +379,7 @@ class HttpConnection(asyncio.Protocol):
         self._choose_reading()
 
     def _fail(self, error: BaseException) -> None:
-        """Handle an internal error while a request was read: it costs this connection only."""
+        """Handle an internal error while reading a request: it costs this connection only."""
         try:
             _log.error("reading an HTTP request failed unexpectedly", exc_info=error)
             if self._call is not None:
@@ -392,7 +392,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def _read_no_more(self) -> None:
-        """Drop what has been read of the next request, and all that follows."""
+        """Drop the unfinished request and all further input."""
         if self._phase is _OPEN:
             self._phase = _LAST
         self._reader.drop(self.context.loop)

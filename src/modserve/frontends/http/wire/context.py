@@ -47,22 +47,22 @@ AsgiApp: TypeAlias = Callable[
 ]
 
 _TICK = 1.0
-"""Seconds between two checks of all connections: the resolution of time-outs and of the Date header."""
+"""Seconds between checks of all connections: the resolution of time-outs and of the Date header."""
 
 _TURN = 0.001
-"""Seconds in each turn of the event loop for requests that clients have sent ahead, over all connections."""
+"""Seconds of each turn of the event loop for pipelined requests, over all connections."""
 
 _CALLS = 16
-"""Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
+"""Application calls for pipelined requests in each turn; their work happens later, in tasks of their own."""
 
 STATUSES = 600
 """Upper bound of HTTP's status codes."""
 
 AHEAD = 64 * 1024
-"""Bytes that a client may send ahead before it is read no further."""
+"""Bytes that a client may send ahead before the server stops reading from it."""
 
 SMALL_BODY = 64 * 1024
-"""Bytes of a body that does not count against the memory budget if it comes in one piece."""
+"""Size in bytes of a body that does not count as memory if it arrives in one piece."""
 
 
 def _paths(routes: PlatformRoutes, server: Server) -> "PlatformPaths":
@@ -72,7 +72,7 @@ def _paths(routes: PlatformRoutes, server: Server) -> "PlatformPaths":
 
 
 class OpenConnection(Protocol):
-    """A connection as this module and its listener call it; `check` takes seconds of the loop's clock."""
+    """A connection's interface for this module and the listener. `check` takes the event loop's time in seconds."""
 
     @property
     def unaware(self) -> bool: ...
@@ -85,7 +85,7 @@ class OpenConnection(Protocol):
 
 
 class Hold:
-    """`size` bytes of the server's memory budget, which one connection holds for one purpose."""
+    """A share of `size` bytes in the server's memory budget, held by one connection for one purpose."""
 
     __slots__ = ("_memory", "size")
 
@@ -94,7 +94,7 @@ class Hold:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Change the size. Raises MemoryExhaustedError; then nothing has changed."""
+        """Change the size. Raises MemoryExhaustedError and changes nothing on failure."""
         if size > self.size:
             self._memory.take(size - self.size)
         else:
@@ -109,9 +109,9 @@ class Hold:
 
 
 class Turns:
-    """Division of the event loop's turns among the connections whose clients have sent requests ahead.
+    """Shares the event loop's turns among connections with pipelined requests.
 
-    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets to
+    There may be thousands of such requests, and each may be served as soon as it is parsed. To leave the loop time for
     everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
     """
 
@@ -119,14 +119,14 @@ class Turns:
         self.seconds = seconds
         self._loop = loop
         self._waiting: OrderedDict[OpenConnection, None] = OrderedDict()
-        """Connections, each once, in the order in which they came."""
+        """Connections in order of arrival, each once."""
         self._end: float | None = None
-        """Time at which this turn is over; None until part of it is asked for."""
+        """Time at which this turn is over; None until it is first asked for."""
         self.calls = 0
-        """Calls of the application since the last turn began."""
+        """Application calls since this turn began."""
 
     def time_left(self) -> bool:
-        """Return True if one more request may be begun in this turn."""
+        """Return True if another request may begin in this turn."""
         now = self._loop.time()
         if self._end is None:
             self._end = now + self.seconds
@@ -148,10 +148,10 @@ class Turns:
 
 
 class HttpContext:
-    """Shared state of a listener's connections: the server behind them, its limits, and the connections themselves.
+    """Shared state of a listener's connections: server, limits, and the connections.
 
-    Without `inferences`, those go to the application as all other requests do; and so do all others without `direct`.
-    With an `authority`, so do requests of callers that it does not know, or that may not make them.
+    Without `inferences`, the application serves inferences as well, and without `direct` all other calls. With an
+    `authority`, the application also answers callers that are unknown or lack the permission.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class HttpContext:
         self.loop = loop
         self.options = options
         self.direct = direct
-        # The others' server is that of their callers.
+        # With an authority, other calls use the caller's view of the server.
         self.calls = CallContext(server, options) if direct is None or authority is not None else direct.context
         self.access = server.access_log
         self.turns = Turns(loop)
@@ -187,41 +187,41 @@ class HttpContext:
             self._context_of = context_of
         routes = () if direct is None else MODULES
         self.platform = None if options.routes is None or not inferences else _paths(options.routes, server)
-        """Paths by which a platform calls the server, if it has any."""
+        """Paths by which a platform calls the server, if any."""
         keyed = authority is not None
         names = AGENT if traced else frozenset()
         names |= CHAINS if server.failure_log.proxies.networks else frozenset()
         self.heads = HeadReader(options, traced, inferences, routes, keyed, self.platform, names)
         self.statuses = [0] * STATUSES
-        """Responses by their status, without those about health: these would hide the failures of others."""
+        """Responses by status, without health checks: these would hide other failures."""
         self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()
         self.closing = False
         self.idle = asyncio.Event()
         """Set while there is no connection."""
         self.idle.set()
         self._unaware: set[OpenConnection] = set()
-        """Connections whose clients do not know of the stop, and may have sent a request that is on its way."""
+        """Connections with clients that do not know of the stop, and may have sent another request."""
         self._all_aware = asyncio.Event()
         self._ticking = PeriodicTask("http_timeouts", _TICK, self._tick)
         self._turned_away, self._unaccepted = LogInterval(), LogInterval()
         self.date = b""
-        """The Date line of responses (RFC 9110, 6.6.1); with it, what each says of the server's load."""
+        """The Date line of responses (RFC 9110, 6.6.1), with the server's load if every response reports it."""
         self._load_line = b""
         self.load_lines: dict[str, bytes] = {}
-        """Header lines with the load for requests that ask for it, by format."""
+        """Header lines with the load, by format, for requests that ask for it."""
         self.binary_head = BINARY_HEAD
         self.json_head = JSON_HEAD
         self.platform_head = BINARY_HEAD  # for inferences by a platform's path
-        """The templates of responses' heads, with the date."""
+        """Templates of response heads, with the date."""
         self._set_date()
 
     def admission(
         self, head: RequestHead, origin: Origin, certificate: Credentials
     ) -> tuple[Tenant | None, Context | None]:
-        """Return the tenant of a call that bypasses the application, and the context of its caller if it is no
-        inference.
+        """Return the tenant of a call that bypasses the application, and unless it is an inference, the caller's
+        context.
 
-        None for both if the caller is not known, or may not make the call. `origin` gets the caller's name.
+        Both are None if the caller is unknown or lacks the permission. `origin` gets the caller's name.
         """
         authority, context_of, model = self.authority, self._context_of, head.model
         assert authority is not None, "there are no callers without keys: this is a bug"
@@ -234,15 +234,15 @@ class HttpContext:
         return identity.tenant, context_of(authority, shown, identity) if head.route else None
 
     def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
-        """Return the head of a renamed request, now that its body has come."""
+        """Return the head of a renamed request, once its body has arrived."""
         return head if self.platform is None else self.platform.by_body(head, body)
 
     def spell_outcome(self, outcome: Body | ModserveError) -> Body | ModserveError:
-        """Return the outcome of a renamed inference as its client gets it."""
+        """Return the outcome of a renamed inference in the client's format."""
         return outcome if self.platform is None else self.platform.spell_outcome(outcome)
 
     def add_connection(self, connection: OpenConnection, peer: object) -> bool:
-        """Add a connection. True if there is room; at the limit, an address with more connections loses one."""
+        """Add a connection if there is room; at the limit, an address with more connections loses one."""
         self.connections.add(connection)
         self.idle.clear()
         limit = self.options.max_connections
@@ -268,10 +268,9 @@ class HttpContext:
             self._all_aware.set()
 
     async def say_goodbye(self, seconds: float) -> None:
-        """Serve each connection once more, with a response that says that it is the last.
+        """Serve each connection once more, with a response that announces the close.
 
-        Returns when all clients have been told, except clients with requests under way; or after `seconds`, in which
-        the others have sent nothing.
+        Returns when all clients know of it, except clients with requests under way, or after `seconds`.
         """
         self.closing = True
         self._unaware = {connection for connection in self.connections if connection.unaware}
@@ -284,7 +283,7 @@ class HttpContext:
     # Time
 
     def start_ticking(self) -> None:
-        """Check the connections' time-outs from now on, until `stop_ticking`."""
+        """Check the connections' time-outs until `stop_ticking`."""
         self._ticking.start(self.loop)
 
     def stop_ticking(self) -> None:
@@ -297,11 +296,11 @@ class HttpContext:
         for connection in list(self.connections):
             try:
                 connection.check(now)
-            except Exception as error:  # others have time that passes as well
+            except Exception as error:  # other connections have time-outs, too
                 count_failure(self._ticking.name, error)
 
     def _look_for_descriptors(self, now: float) -> None:
-        """Warn when no port can accept a connection any more, which some event loops do not report."""
+        """Warn when no port can accept connections any more; some event loops do not report this."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -309,7 +308,7 @@ class HttpContext:
                 _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
     def report_load(self, line: bytes, by_format: dict[str, bytes]) -> None:
-        """Set the header lines with the load for responses from now on."""
+        """Set the header lines with the load of the following responses."""
         self.load_lines = by_format
         if line or self._load_line:
             self._load_line = line
@@ -325,9 +324,9 @@ class HttpContext:
     # The number of connections
 
     def turn_away(self) -> tuple[str, bool]:
-        """Count a connection above the limit, and warn from time to time.
+        """Count a connection above the limit, and log a warning from time to time.
 
-        What to tell its client, and whether there is room for it to stay until that is read.
+        Return the message for its client, and whether there is room for the connection until that is read.
         """
         now = self.loop.time()
         if count := self._turned_away.due(now):

@@ -1,4 +1,4 @@
-"""Cross-origin access: pages that may call the server from a browser (Fetch standard, the CORS protocol)."""
+"""Cross-origin requests: web pages that may call the server from a browser (CORS, Fetch standard)."""
 
 import logging
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ _MOST_LOGGED = 100
 _LONGEST_ORIGIN = 200
 
 _logged: set[bytes] = set()
-"""Origins whose refusal is in the log: their users see only a network failure."""
+"""Origins with a logged refusal. Their users only see a network failure."""
 
 
 def header_block(origins: frozenset[str], method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the header lines of a response, by the origins that are let in; `headers` have lower-case names.
+    """Return the CORS header lines of a response; empty if there are none. `headers` have lower-case names.
 
-    Empty if none are. Where any origin is let in, responses are the same for all, and caches may keep them. The refusal
-    of a preflight is logged once for each origin.
+    With any origin allowed, all responses are the same, and caches may keep them. A refused preflight is logged once
+    for each origin.
     """
     fields = dict(headers)
     origin = fields.get(b"origin")

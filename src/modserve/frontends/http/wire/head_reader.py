@@ -1,13 +1,12 @@
-"""Heads of requests, read in one pass over their bytes: beside httptools, which takes 8.8 µs instead of 3.6 for a head
-that comes through Envoy with a tracer (`benchmarks/codec_shortcuts.py`).
+"""Parses request heads in one pass. httptools takes 8.8 µs instead of 3.6 for a head from Envoy with a tracer
+(`benchmarks/codec_shortcuts.py`).
 
-`HeadReader.scan` reads a whole head as most clients and proxies write it: most headers are not needed here, and it
-looks at each of their bytes once and copies nothing. It tells by the length and the first letter of a name whether that
-may be one of those that matter. Whatever it does not understand completely, from a fold to an upgrade, it leaves to
-httptools, which also finds the words for what is wrong. `HeadReader.understand` says what the headers mean, whoever has
-read them.
+`HeadReader.scan` parses complete heads in the form that most clients and proxies write. Most headers are irrelevant
+here; the scan visits each of their bytes once and copies nothing. The length and first letter of a name show whether it
+may be relevant. Anything unusual, from a fold to an upgrade, goes to httptools, which also provides the error messages.
+`HeadReader.understand` evaluates the headers of either parser.
 
-Only what clients repeat is remembered, each by itself: request lines, hosts and accepted codings.
+Values that clients repeat are cached one by one: request lines, hosts and accepted codings.
 """
 
 from collections.abc import Collection
@@ -42,20 +41,20 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT")
 
 MAX_HEAD: Final = 64 * 1024
-"""Bytes of a head, and as many of the framing of a chunked body: chunk extensions and trailers."""
+"""Maximum size of a head in bytes, and of the framing of a chunked body: chunk extensions and trailers."""
 
 _REMEMBERED: Final = 1024
-"""Values of a kind that are remembered. If there are more, all are forgotten."""
+"""Size of each cache of values; a full cache is cleared."""
 _LONGEST: Final = 512
-"""Bytes of the longest value that is remembered."""
+"""Length in bytes of the longest cached value."""
 
 _TAB, _LF, _CR, _SPACE, _ZERO, _NINE, _COLON = 9, 10, 13, 32, 48, 57, 58
 _NAME: Final = bytes(chr(byte).isalnum() or byte in b"!#$%&'*+-.^_`|~" for byte in range(128)) + bytes(128)
-"""1 for each byte that names of headers may have (RFC 9110, 5.6.2)."""
+"""1 for each byte allowed in header names (RFC 9110, 5.6.2)."""
 _VALUE: Final = bytes(byte == _TAB or (byte >= _SPACE and byte != 127) for byte in range(256))
-"""1 for each byte that values may have (RFC 9110, 5.5)."""
+"""1 for each byte allowed in header values (RFC 9110, 5.5)."""
 _LONGEST_NAME: Final = 63
-"""Bytes of the longest name that may matter."""
+"""Length in bytes of the longest relevant header name."""
 _MOST_DIGITS: Final = 18
 
 _HOST, _LENGTH, _CODING, _CONNECTION, _UNUSUAL, _EXPECT, _HEADER_LENGTH, _CONTENT_ENCODING, _REQUEST_ID = range(1, 10)
@@ -77,14 +76,14 @@ _KINDS: Final = {
     **dict.fromkeys(deadlines.RAW_HEADERS, _TIMEOUT),
     **dict.fromkeys(browsers.MARKS, _MARK),
 }
-"""The headers that always matter."""
+"""Headers that are always relevant."""
 
 
 class HeadFields:
-    """Meaning of the headers of one head.
+    """Meaning of one head's headers.
 
-    `line`, `end`, `keep_alive` and `lines` are what a scan has found besides: the request line, where the head ends,
-    and all headers, if somebody wants all.
+    A scan also sets `line`, `end`, `keep_alive` and `lines`: the request line, the end of the head, and on request all
+    headers.
     """
 
     __slots__ = (
@@ -115,9 +114,9 @@ class HeadFields:
         self.end = 0
         self.keep_alive = True
         self.length = 0
-        """Bytes of the body; 0 for one in chunks, and for none."""
+        """Size of the body in bytes; 0 for a chunked body, and without one."""
         self.chunked = False
-        self.expecting = False  # the client waits for leave to send the body (RFC 9110, 10.1.1)
+        self.expecting = False  # the client sent "Expect: 100-continue" (RFC 9110, 10.1.1)
         self.hosts: list[bytes] = []
         self.header_length: bytes | None = None
         self.content_encoding: bytes | None = None
@@ -133,13 +132,13 @@ class HeadFields:
 
     @property
     def limited(self) -> bool:
-        """True if the body counts against the limit on JSON: all do, unless a header states the length of theirs."""
+        """True if the body counts against the JSON limit: always, unless a header states the JSON part's length."""
         return self.header_length is None or not self.line.binary
 
     def add(self, kind: int, name: bytes, value: bytes) -> None:
-        """Note a header of a kind that matters. Raises RefusedRequestError.
+        """Record a relevant header. Raises RefusedRequestError.
 
-        Of a header that has one value, the last line counts.
+        Of a repeated single-valued header, the last line counts.
         """
         if kind == _HOST:
             self.hosts.append(value)
@@ -181,12 +180,11 @@ class HeadFields:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeadReader:
-    """Reader of the heads of a port's requests.
+    """Parser of the request heads of one port.
 
-    They have the headers of traces if they are `traced`, and what shows the caller if they are `keyed`. Without
-    `inferences`, none is one of an inference; `routes` are the paths of the other calls that go around the application,
-    or its templates where they name models. `platform` has other names for calls. `origins` are the headers about the
-    client that the logs want.
+    `traced`: heads have trace headers. `keyed`: heads have callers' credentials. Without `inferences`, no request is
+    treated as one. `routes`: paths, or templates with a model name, of other calls that bypass the application.
+    `platform`: alternative paths of calls. `origins`: headers about the client for the logs.
     """
 
     def __init__(
@@ -206,7 +204,7 @@ class HeadReader:
         self.keyed = keyed
         self._restriction = options.restrictions.get("inference")
         self._whole = options.header_pattern is not None or self._restriction is not None
-        """True if all headers are wanted with each request."""
+        """True if all headers are needed with each request."""
         kinds = {**_KINDS, **dict.fromkeys(origins, _ORIGIN)}
         if traced:
             kinds |= dict.fromkeys(trace_context.NAMES, _TRACE)
@@ -215,20 +213,20 @@ class HeadReader:
         if options.orca == ON_REQUEST:
             kinds[FORMAT_HEADER] = _REPORT
         self._kinds = {spelling: (kind, name) for name, kind in kinds.items() for spelling in (name, name.title())}
-        """The headers that matter, by their names as most clients write them."""
+        """Relevant headers, by the spellings of most clients."""
         maybe = bytearray(32 * (_LONGEST_NAME + 1))
         for name in kinds:
             maybe[32 * len(name) + name[0] % 32] = 1
         self._maybe = bytes(maybe)
-        """1 where a name of that length and first letter may be one that matters."""
+        """1 where a header name with this length and first letter may be relevant."""
         self._lines: dict[bytes, RequestLine] = {}
         self._hosts: dict[bytes, bool] = {}
         self._encodings: dict[bytes, str] = {}
 
     def scan(self, data: bytes, start: int, whole: bool = False) -> HeadFields | None:
-        """Read a head that begins at `start`; None for one that is not complete, or left to httptools.
+        """Parse a head that begins at `start`; None for an incomplete one, and for one that needs httptools.
 
-        With all headers if `whole`, and for what goes to the application or to a platform's path.
+        All headers are included with `whole`, and for requests to the application or a platform's path.
         """
         first: i64 = start
         size: i64 = min(len(data), first + MAX_HEAD)
@@ -300,7 +298,7 @@ class HeadReader:
         return fields
 
     def _kind(self, name: bytes) -> tuple[int, bytes]:
-        """Return the kind of a header and its name in lower case; 0 for one that is not needed."""
+        """Return a header's kind and its name in lower case; kind 0 if it is irrelevant."""
         known = self._kinds.get(name)
         return known if known is not None else self._kinds.get(name.lower(), _NO_KIND)
 
@@ -310,7 +308,7 @@ class HeadReader:
             lines.as_sent.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def _line(self, text: bytes) -> RequestLine | None:
-        """Return a request line of the usual form that is not refused."""
+        """Return a request line in the usual form; None for another form or a refused one."""
         known = self._lines.get(text)
         if known is not None:
             return known
@@ -331,7 +329,7 @@ class HeadReader:
         return RequestLine(method, target, version, self._inferences, self._routes)
 
     def fields_of(self, line: RequestLine, lines: HeadLines) -> HeadFields:
-        """Return the meaning of a head that httptools has read. Raises RefusedRequestError."""
+        """Return the meaning of a head parsed by httptools. Raises RefusedRequestError."""
         fields = HeadFields(line, lines)
         for name, value in lines.headers:
             kind = self._kind(name)[0]
@@ -340,7 +338,7 @@ class HeadReader:
         return fields
 
     def understand(self, fields: HeadFields, keep_alive: bool, block: bytes) -> RequestHead:
-        """Check a head and return its meaning. `block` are header lines for the response.
+        """Check a head and return its meaning. `block`: header lines for the response.
 
         Raises RefusedRequestError.
         """
@@ -397,7 +395,7 @@ class HeadReader:
         return known or None
 
     def complete(self, head: RequestHead) -> None:
-        """Give a `keyed` head what the application reads."""
+        """Complete a `keyed` head for the application."""
         fields = self.scan(head.raw, 0, whole=True) if head.raw else None
         if fields is not None and fields.lines is not None:
             head.headers = fields.lines.headers

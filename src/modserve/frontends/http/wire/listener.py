@@ -1,4 +1,4 @@
-"""The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
+"""The HTTP port: opening, stop of accepting, and closing after the current requests."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from modserve.observability.audit_log import AuditLog
 
 _FLUSH = 1.0
-"""Seconds for responses on their way when the port closes."""
+"""Seconds for sending the last responses when the port closes."""
 _USUAL = frozenset((200, 400, 404, 429, 500, 503))
-"""Statuses that metrics have from the start, or the first of them would be no increase."""
+"""Statuses that metrics show from the start; otherwise their first response would not count as an increase."""
 
 
 class HttpListener:
-    """Listener that serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests'
-    tasks.
+    """Listener that serves `server` on one port, or `app` instead of all its calls. `tasks`: parent of request tasks.
 
-    With an `authority`, to callers that it knows. `metrics` is the page of metrics, if this port has it;
-    `without_admin`: another port has the calls of operators.
+    With an `authority`, serves known callers only. `metrics`: the metrics page, if this port has it. `without_admin`:
+    another port serves the calls of operators.
     """
 
     def __init__(
@@ -65,19 +64,19 @@ class HttpListener:
 
     @property
     def responses(self) -> dict[str, int]:
-        """Number of responses by status: of all that occurred, and of `_USUAL`."""
+        """Number of responses by status, including `_USUAL` ones that have not occurred."""
         statuses = [0] * STATUSES if self._context is None else self._context.statuses
         return {str(status): count for status, count in enumerate(statuses) if count or status in _USUAL}
 
     async def start(self, accepting: bool = True) -> int:
-        """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError.
+        """Open the port and return its number, 0 for a Unix socket. Raises OSError or CertificateError.
 
-        Unless `accepting`, no connection comes before `accept`.
+        Without `accepting`, connections are accepted only after `accept`.
         """
         loop = asyncio.get_running_loop()
         assert self._app is not None, "one of the two: this is a bug"
         calls, authority = self._calls, self._authority
-        # Callers' names are kept in tasks, which calls of the port's own have not.
+        # Callers' names are stored in tasks, which direct calls do not have.
         direct = None if calls is None else calls.direct
         inferences = calls is not None
         context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences, direct, authority)
@@ -94,20 +93,20 @@ class HttpListener:
         return self._socket.port
 
     async def accept(self) -> None:
-        """Take connections, if the port is open and does not yet."""
+        """Accept connections, if the port is open and does not accept any yet."""
         if self._socket is not None:
             await self._socket.accept()
 
     def report_load(self, report: LoadReport) -> None:
-        """Set the server load that responses report from now on. Only for a port with the option for it."""
+        """Set the server load for the following responses. Only for a port with that option."""
         if self._context is not None:
             self._context.report_load(*reports.lines(report, self._options.orca))
 
     async def retire(self, seconds: float, closing: bool = True) -> None:
-        """Take no new connections, and serve each of those that are open once more, for `seconds` at most.
+        """Accept no new connections, and serve each open one once more, for at most `seconds`.
 
-        An idle one is not closed before: a request may be on its way, whose client could not know. Unless `closing`,
-        there may be new ones, and each serves a single request.
+        Idle connections stay open until then, as their clients may have sent a request. Without `closing`, new
+        connections are accepted, and each serves a single request.
         """
         context = self._context
         if self._socket is None or context is None:
@@ -117,11 +116,11 @@ class HttpListener:
         await context.say_goodbye(seconds)
 
     def arriving(self) -> int:
-        """Return the number of requests that have begun to arrive, and are not complete."""
+        """Return the number of incomplete requests."""
         return 0 if self._context is None else sum(connection.arriving for connection in self._context.connections)
 
     async def stop_accepting(self) -> None:
-        """Take no new connections; those that are open are served and then closed."""
+        """Accept no new connections; open connections finish their requests and close."""
         if self._socket is not None:
             await self._socket.close()
         if self._context is not None:
@@ -130,7 +129,7 @@ class HttpListener:
                 connection.close_when_idle()
 
     async def close(self) -> None:
-        """Stop accepting, end streams, leave time for what has been written, and close what is left."""
+        """Stop accepting, end streams, allow time for writing, and close remaining connections."""
         await self.stop_accepting()
         if self._calls is not None:
             self._calls.stop_streams()

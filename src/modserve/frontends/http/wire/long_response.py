@@ -1,4 +1,4 @@
-"""A long response, written in pieces as the client takes them."""
+"""A long response, written in pieces as the client reads it."""
 
 import asyncio
 from collections import deque
@@ -8,16 +8,16 @@ from typing import Final
 from modserve.core.tensors.tensor import Buffer
 
 _PIECE: Final = 256 * 1024
-"""Bytes of one write, and so the most that the transport copies: what the system does not take at once."""
+"""Bytes of one write, and so the most that the transport copies of data that the system does not accept at once."""
 
 _TURN: Final = 1024 * 1024
-"""Bytes in one turn of the event loop: up to a millisecond."""
+"""Bytes per turn of the event loop: up to a millisecond."""
 
 
 class LongResponse:
-    """The response at hand, whose parts are kept as they are until they are written.
+    """The current response. Its parts are kept unchanged until they are written.
 
-    `done` is called when all is with the transport.
+    `done` is called when all data is with the transport.
     """
 
     __slots__ = ("_done", "_left", "_loop", "_parts", "_paused", "_scheduled", "_transport")
@@ -59,7 +59,7 @@ class LongResponse:
         self.write()
 
     def write(self) -> None:
-        """Write as much as the client takes, and one turn of the event loop has time for; the rest follows."""
+        """Write as much as the client accepts in one turn of the event loop; the rest follows."""
         end = self._left - _TURN
         while self._left and not self._paused and not self._scheduled and not self._transport.is_closing():
             if self._left <= end:
@@ -79,7 +79,7 @@ class LongResponse:
         self.write()
 
     def _next_piece(self) -> Buffer:
-        """Return a slice of a part, or several that are joined."""
+        """Return a slice of a part, or several joined parts."""
         views: list[memoryview] = []
         room = _PIECE
         while room and self._parts:

@@ -1,16 +1,16 @@
-"""Reader of requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
+"""Parses requests from bytes, without I/O: returns heads with their bodies, or a refusal.
 
-`HeadReader` reads heads that are whole and written as most are. httptools parses other heads and chunked bodies; those
-with a Content-Length are counted here.
+`HeadReader` parses complete heads in the usual form. httptools parses other heads and chunked bodies; bodies with a
+Content-Length are counted here.
 
 A reader is in one of three states:
 
-- IDLE: between requests. Nothing of a request has come, but for empty lines.
-- HEAD: a part of a head has come. `head` is None, and the parser has all that was read.
-- BODY: the head is complete and its body is not; `head` and `body` are set. Either `missing` bytes are to come, or
-  (`missing` is 0) the body is in chunks, and the parser has all that was read.
+- IDLE: between requests. No part of a request has arrived, except for empty lines.
+- HEAD: part of a head has arrived. `head` is None, and the parser has all data read.
+- BODY: the head is complete and its body is not; `head` and `body` are set. Either `missing` bytes have yet to arrive,
+  or (`missing` is 0) the body is chunked, and the parser has all data read.
 
-`rest` from `at` on has not been read, in any state. A refusal is final: its receiver drops the reader's contents.
+In all states, `rest` is unread from `at` on. A refusal is final: its receiver drops the reader's contents.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from .head import HeadLines, RefusedRequestError, without_origin
 from .head_reader import MAX_HEAD, HeadFields, HeadReader
 
 END = b"\r\n\r\n"
-"""Ends every head, and every chunked body with its trailers."""
+"""End of every head, and of every chunked body with its trailers."""
 
 PART = 16 * 1024
-"""Bytes of a body that have to come within some time (`time_outs.py`)."""
+"""Part of a body in bytes that must arrive within some time (`time_outs.py`)."""
 
 _MAX_EMPTY_LINES = 64 * 1024
-"""Bytes of empty lines before a request, which a server should overlook (RFC 9112, 2.2)."""
+"""Bytes of empty lines before a request, which servers should ignore (RFC 9112, 2.2)."""
 
 _MAX_CHUNKS = 65536
 _TOO_MANY_CHUNKS = (
@@ -58,11 +58,11 @@ IDLE, HEAD, BODY = ReadState
 
 
 Request: TypeAlias = tuple[RequestHead, Buffer]
-"""The head and the body of a request that has come completely."""
+"""Head and body of a completely received request."""
 
 
 class Reader:
-    """Reader of requests: the connection calls the upper half of its methods, the parser the lower half."""
+    """Request parser. The connection calls the methods in the upper half, httptools the lower half."""
 
     def __init__(self, heads: HeadReader, options: HttpSettings, memory: MemoryBudget) -> None:
         self.state = IDLE
@@ -71,49 +71,49 @@ class Reader:
         self.head: RequestHead | None = None
         self.body = IncomingBody()
         self.missing = 0
-        self.expecting = False  # the client waits for leave to send the body
-        self.cors = b""  # header lines for a refusal of the request that is being read
-        self.empty_lines = 0  # bytes of them since the last request
-        self._requests = 0  # that came in parts and have ended
+        self.expecting = False  # the client waits for "100 Continue"
+        self.cors = b""  # header lines for a refusal of the current request
+        self.empty_lines = 0  # in bytes, since the last request
+        self._requests = 0  # ended ones that arrived in parts
         self._heads = heads
         self._options = options
         self._memory = memory
-        self._parser: httptools.HttpRequestParser | None = None  # it refers back to the reader
+        self._parser: httptools.HttpRequestParser | None = None  # refers back to the reader
         self._lines = HeadLines()
-        self._tail = b""  # the last bytes that the parser got, since END may be cut in two
+        self._tail = b""  # the last bytes that the parser got: END may be split
         self._framing = 0  # bytes of an incomplete head, or of the framing since the last chunk of a body
-        self._trailers = 0  # bytes of them
+        self._trailers = 0  # in bytes
         self._chunks = 0
-        self._limited = True  # the body counts against the limit on JSON
-        self._upgrade = False  # the parser takes the body for a part of another protocol
-        self._ended = False  # the parser has come to the end of the request
+        self._limited = True  # the body counts against the JSON limit
+        self._upgrade = False  # the parser takes the body for data of another protocol
+        self._ended = False  # the parser has reached the end of the request
         self._refusal: tuple[int, str] | None = None
-        """Status and message with which a callback has stopped the parser. The exception itself may get lost on its
-        way, if another one was being handled."""
+        """Status and message with which a callback has stopped the parser. The exception itself may get lost if another
+        one was being handled."""
 
     @property
     def part(self) -> tuple[int, int]:
-        """The part of a request that is incomplete: which request, and 0 for its head, from 1 on for its body."""
+        """The incomplete part of a request: number of the request, and 0 for its head, from 1 on for its body."""
         return self._requests, 1 + self.body.size // PART if self.state is BODY else 0
 
     @property
     def path(self) -> bytes:
-        """Path of the request whose body is being read; empty if none is."""
+        """Path of the request with an incomplete body; empty if there is none."""
         head = self.head if self.state is BODY else None
         return b"" if head is None else head.route or head.target.partition(b"?")[0]
 
     @property
     def ahead(self) -> int:
-        """Bytes that have come and have not been read."""
+        """Received bytes that have not been parsed."""
         return len(self.rest) - self.at
 
     def feed(self, data: bytes) -> None:
-        """Append what has come to what has not been read."""
+        """Append received data."""
         self.rest = self.rest[self.at :] + data if self.rest else data
         self.at = 0
 
     def drop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Forget all that has come. Nothing is fed afterwards."""
+        """Drop all received data. Nothing is fed afterwards."""
         self.state = IDLE
         self.head = self._parser = None
         self.rest = b""
@@ -121,10 +121,10 @@ class Reader:
         self.body.drop(loop)
 
     def read_piece(self) -> Request | None:
-        """Read the next piece of what has come, and return the request that ends with it.
+        """Parse the next piece, and return the request that it completes.
 
-        A piece is a head with its body; or it ends with a head, a body, or a blank line of a chunked body: no piece
-        takes long. Raises RefusedRequestError; anything else that it raises is a bug.
+        A piece is a head with its body, or it ends with a head, a body, or a blank line of a chunked body, so that no
+        piece takes long. Raises RefusedRequestError; any other exception is a bug.
         """
         data, start = self.rest, self.at
         if self.missing:
@@ -151,7 +151,7 @@ class Reader:
         return None
 
     def _understand_scan(self, fields: HeadFields, data: bytes) -> RequestHead | None:
-        """Return the head of a scan; None if it is wrong, for which the parser finds the words."""
+        """Return the head of a scan; None for an invalid one, for which the parser has the error message."""
         heads, line = self._heads, fields.line
         if fields.length > self._options.max_json or 0 < self._memory.limit < fields.length:
             return None  # perhaps too long
@@ -179,7 +179,7 @@ class Reader:
         return head, body
 
     def _next_end(self, data: bytes, start: int) -> int:
-        """Return the end of the next piece that may end a head or a chunked body which has begun before `start`."""
+        """Return the end of the next piece that may end a head or chunked body begun before `start`."""
         if self._tail:
             early = (self._tail + data[start : start + 3]).find(END)
             if early >= 0:
@@ -195,7 +195,7 @@ class Reader:
                 self._parse_head(piece)
             return self._end(self.body.take()) if self._ended else None
         except httptools.HttpParserCallbackError as failure:
-            # Not the client's mistake, unless a callback says so.
+            # A bug of the server, unless a callback reports a refusal.
             if self._refusal is None:
                 raise failure.__context__ or failure from None
             refusal, self._refusal = self._refusal, None
@@ -204,7 +204,7 @@ class Reader:
         raise RefusedRequestError(*refusal)
 
     def _parse_head(self, piece: bytes) -> None:
-        """Parse a head, or a part of it. One that is complete and has a body leaves the parser's business."""
+        """Parse a head or a part of it. The body of a complete head is counted here, without the parser."""
         if self._framing + len(piece) > MAX_HEAD:
             raise RefusedRequestError(431, f"the request's head exceeds {MAX_HEAD} bytes")
         self._parse(piece)
@@ -237,7 +237,7 @@ class Reader:
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            # An upgrade that nobody here speaks is declined by serving the request without it.
+            # Upgrades are not supported: the request is served without it.
             declined = self._lines.without_upgrade(self._parser.get_method(), self._parser.get_http_version())
             self._parser = None
         if declined:
@@ -248,7 +248,7 @@ class Reader:
     def _understand(
         self, lines: HeadLines, method: bytes, version: str, keep_alive: bool
     ) -> tuple[RequestHead, HeadFields]:
-        """Check a head of which all headers are there. Raises RefusedRequestError."""
+        """Check a complete head. Raises RefusedRequestError."""
         heads, options = self._heads, self._options
         name = None if heads.platform is None else heads.platform.rename(method, lines)
         if name is not None:
@@ -261,7 +261,7 @@ class Reader:
             head.renamed, head.target, head.headers, head.as_sent = True, lines.target, lines.headers, lines.as_sent
         return head, fields
 
-    # The parser's side (names are httptools')
+    # Called by the parser (names are httptools')
 
     def on_message_begin(self) -> None:
         self.state = HEAD
@@ -275,7 +275,7 @@ class Reader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.state is BODY:
-            # A trailer is no header (RFC 9110, 6.5.1), and nothing here has a use for one.
+            # A trailer is not a header (RFC 9110, 6.5.1), and is not used.
             self._trailers += len(name) + len(value) + 4
             if self._trailers > MAX_HEAD:
                 self._stop(431, _TOO_MUCH_FRAMING)
@@ -308,7 +308,7 @@ class Reader:
         self._chunks += 1
 
     def on_body(self, body: bytes) -> None:
-        if self._chunks > _MAX_CHUNKS:  # the chunk that ends a body has none of it
+        if self._chunks > _MAX_CHUNKS:  # the last chunk has no data
             self._stop(400, _TOO_MANY_CHUNKS)
         self._check_size(self.body.size + len(body))
         self.body.add(body, 0)

@@ -1,4 +1,4 @@
-"""Time-outs of connections whose clients do nothing, decided once a second by what has come and been taken since."""
+"""Time-outs of inactive clients, checked once a second by received and sent data."""
 
 from enum import Enum, auto
 
@@ -7,11 +7,11 @@ from modserve.settings import HttpSettings
 from .reader import BODY, IDLE, PART, Reader
 
 _SILENCES = 5
-"""Time for a part of a body, as a multiple of the silence that a client is allowed, however lively it is."""
+"""Time limit for a part of a body, as a multiple of the allowed silence, even for an active client."""
 
 
 class CloseAction(Enum):
-    """Ways in which a connection ends without a response."""
+    """Ways to end a connection without a response."""
 
     CLOSE = auto()
     ABORT = auto()
@@ -25,20 +25,20 @@ class TimeOuts:
     def __init__(self, options: HttpSettings) -> None:
         self._options = options
         self._since = 0.0
-        """Time at which the client was last seen to do something."""
+        """Time of the client's last activity."""
         self._unsent = 0
-        """Bytes that it had not taken then."""
+        """Unsent bytes at that time."""
         self._part: tuple[int, int] | None = None
-        """The part of a request that is coming, since `_part_since`."""
+        """The part of a request that is arriving since `_part_since`."""
         self._part_since = 0.0
 
     def check(
         self, now: float, active: bool, unsent: int, stuck: bool, served: bool, reader: Reader
     ) -> CloseAction | str | None:
-        """Return how the connection ends, if it does: a text refuses a request that does not come to its end.
+        """Return how the connection ends, if at all: a text refuses an incomplete request.
 
-        `active`: something has come since the last look. `stuck`: the client takes nothing, or has to take the last of
-        it. `served`: a request is being served, so that its client may be silent.
+        `active`: data has arrived since the last check. `stuck`: the client reads nothing, or its last data is still
+        unread. `served`: a request is being served, so the client may be silent.
         """
         if active or unsent != self._unsent:
             self._unsent, self._since = unsent, now
@@ -59,7 +59,7 @@ class TimeOuts:
         elif in_body and 0 < client_timeout <= silent:
             return f"nothing more of the request's body has arrived for {client_timeout:g} s"
         elif 0 < (patience := client_timeout * (_SILENCES if in_body else 1)) <= now - self._part_since:
-            # However much of it has come: some clients send a byte from time to time.
+            # Regardless of its size: some clients send a byte from time to time.
             what = f"body has not advanced by {PART} bytes" if in_body else "head has not ended"
             return f"the request's {what} within {patience:g} s"
         return None
