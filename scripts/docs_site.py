@@ -27,7 +27,13 @@ OUTSIDE = (
     "benchmarks/results/tables.md",
 )
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "docker.html": "operations.html#docker",
+    "ray.html": "servers.html#ray",
+    "scale.html": "servers.html#how-many-servers",
+    "upgrades.html": "operations.html#upgrades",
+    "workers.html": "operations.html#workers",
+}
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 
 _FENCE = re.compile(r"^ *(```|~~~)")
