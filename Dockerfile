@@ -1,5 +1,5 @@
 # docker build -t modserve .                               ONNX Runtime and model repositories in buckets
-# docker build -t modserve:all --build-arg EXTRAS=all .    all engines that go together    (docs/docker.md)
+# docker build -t modserve:all --build-arg EXTRAS=all .    all engines that go together    (docs/operations.md)
 
 FROM python:3.11-slim-bookworm AS base
 # The official image leaves the bytecode of the standard library out. On a read-only root it could never be kept, so

@@ -1,7 +1,7 @@
 """How Envoy's ways to balance cope with a slow server of three: round robin, least requests, and load reports (ORCA).
 
     python benchmarks/gateway_balancing.py            # half a minute
-    python benchmarks/gateway_balancing.py --write    # also writes the table into docs/gateways.md
+    python benchmarks/gateway_balancing.py --write    # also writes the table into benchmarks/results/tables.md
 
 Eight clients send one request after the other, half of them over each protocol. The model takes no time on two servers
 and 150 ms on the third. The servers run with --orca=text; Envoy learns for some seconds before it is measured.
@@ -18,10 +18,9 @@ from typing import NamedTuple
 import gateway_stage
 from gateway_load import Call, GrpcCaller, HttpCaller, Load
 from gateway_stage import ROOT, ModelServer
+from overhead import put_into_report
 
 PAGE = ROOT / "docs" / "gateways.md"
-_BEGIN = "<!-- The table of balancing: python benchmarks/gateway_balancing.py --write -->"
-_END = "<!-- End of the table of balancing. -->"
 
 _LINE = "lb_policy: LEAST_REQUEST # a slow server gets less"
 _GRPC_LINE = "lb_policy: LEAST_REQUEST\n"
@@ -114,9 +113,7 @@ def main() -> int:
             }
     print(table(balances))
     if "--write" in sys.argv[1:]:
-        text = PAGE.read_text()
-        head, rest = text.split(_BEGIN)
-        PAGE.write_text(f"{head}{_BEGIN}\n\n{table(balances)}\n\n{_END}{rest.split(_END)[1]}")
+        put_into_report("gateway_balancing.py", table(balances))
     return int(any(each.wrong for each in balances.values()))
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/gateways.py                    # Envoy, nginx and HAProxy; a minute for each
     python benchmarks/gateways.py haproxy            # one of them
-    python benchmarks/gateways.py --write            # also writes the table into docs/gateways.md
+    python benchmarks/gateways.py --write            # also writes the table into benchmarks/results/tables.md
 
 Three servers on this machine, the configuration in deploy/gateways before them, and clients of four kinds: REST
 (JSON and binary), gRPC, streams of server-sent events, and streams in both directions. Each answer is compared with
@@ -24,10 +24,7 @@ from pathlib import Path
 import gateway_stage
 from gateway_load import GrpcCaller, HttpCaller, Load, Refused, Tally
 from gateway_stage import NAMES, ROOT, Gateway, ModelServer
-
-PAGE = ROOT / "docs" / "gateways.md"
-_BEGIN = "<!-- The table of faults: python benchmarks/gateways.py --write -->"
-_END = "<!-- End of the table of faults. -->"
+from overhead import put_into_report
 
 EDITS: Mapping[str, Mapping[str, str]] = {
     "envoy": {"per_try_idle_timeout: 60s": "per_try_idle_timeout: 2s"},
@@ -289,13 +286,6 @@ def _cell(outcome: Outcome) -> str:
     return f"{sent}: {', '.join(losses)}" if losses else sent
 
 
-def write(content: str) -> None:
-    """Replace the table in the page."""
-    text = PAGE.read_text()
-    head, rest = text.split(_BEGIN)
-    PAGE.write_text(f"{head}{_BEGIN}\n\n{content}\n\n{_END}{rest.split(_END)[1]}")
-
-
 TITLES = {"envoy": "Envoy", "nginx": "nginx", "haproxy": "HAProxy"}
 
 
@@ -303,7 +293,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gateways", nargs="*", metavar="GATEWAY", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--answers", type=int, default=100, help="right answers of each kind around each event")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     options = parser.parse_args()
     if unknown := set(options.gateways) - set(NAMES):
         parser.error(f"unknown gateway {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
@@ -327,7 +317,7 @@ def main() -> int:
                 complaints += [f"{TITLES[name]}: {text}" for text in faults(outcomes[name])]
     print(f"\n{datetime.now(UTC):%Y-%m-%d}\n\n{table(outcomes)}\n")
     if options.write:
-        write(table(outcomes))
+        put_into_report("gateways.py", table(outcomes))
     print("\n".join(complaints) or "nothing lost at SIGTERM, nothing wrong")
     return int(bool(complaints))
 

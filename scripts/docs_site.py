@@ -34,6 +34,11 @@ MOVED: dict[str, str] = {
     "security.html": "access.html",
     "tenants.html": "limits.html#tenants",
     "tracing.html": "logs.html#traces",
+    "docker.html": "operations.html#docker",
+    "ray.html": "servers.html#ray",
+    "scale.html": "servers.html#how-many-servers",
+    "upgrades.html": "operations.html#upgrades",
+    "workers.html": "operations.html#workers",
 }
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 

@@ -51,7 +51,8 @@ class Row(NamedTuple):
     streams: bool = False
     """Responses may pause for long, so that time-outs for whole responses do not apply."""
     http: str = ""
-    """What the table has in place of a long list of paths."""
+    grpc: str = ""
+    """What the table has in place of a long list of paths or RPCs."""
 
 
 ROWS = (
@@ -89,11 +90,12 @@ ROWS = (
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?status",
         rpcs=r"Server(Live|Ready|Metadata)|Model(Ready|Metadata|Config|Statistics)|Check|List|\w+SharedMemoryStatus",
         http="their calls, and `POST /`, which runs a model",
+        grpc="their calls",
     ),
     Row(
         "[for operators](#calls-for-operators)",
         0,
-        "never: the gateway refuses them",
+        "never: refused",
         "|".join(map(re.escape, sorted(ADMIN_PATHS))),
         rpcs="|".join(ADMIN_RPCS),
         http="those of an [admin port](access.md#an-admin-port)",
@@ -101,9 +103,11 @@ ROWS = (
     Row(
         "shared memory",
         0,
-        "never: the gateway refuses them",
+        "never: refused",
         r"/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
         rpcs=r"\w+SharedMemory(Register|Unregister)",
+        http="registration",
+        grpc="registration",
     ),
 )
 
@@ -129,7 +133,7 @@ def table() -> str:
         paths = sorted(set(_short_paths(row)))
         rpcs = [name for name in RPC_NEEDS if row in rows_of_rpc(name)]
         http, grpc = (", ".join(f"`{name}`" for name in names) for names in (paths, rpcs))
-        lines.append(f"| {row.name} | {row.http or http} | {grpc} | {row.rule} |")
+        lines.append(f"| {row.name} | {row.http or http} | {row.grpc or grpc} | {row.rule} |")
     lines.append(
         "| any call with the header `x-sequence-id` | | | never: a [sequence](#sequences) would count it twice |"
     )

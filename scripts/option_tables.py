@@ -42,14 +42,14 @@ MORE = {
     "model-control-mode": "loading.md",
     "model-memory-limit": "memory.md",
     "model-repository": "repositories.md",
-    "orca": "operations.md",
+    "orca": "operations.md#load-reports",
     "platform": "platforms.md",
     "python-model": "python-functions.md",
     "rate-limit": "configuration.md#rate-limiter",
     "record": "logs.md#records",
     "trace-config": "logs.md#traces",
     "warmup": "configuration.md#warm-up",
-    "workers": "workers.md",
+    "workers": "operations.md#workers",
 }
 """Options with a page that says more."""
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -338,6 +339,15 @@ def test_what_the_deployment_refers_to_is_there(chart: dict[str, Objects]) -> No
         assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= labels
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         assert {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]} == volumes
+
+
+def test_the_values_of_the_documentation() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (text,) = re.findall(r"^```yaml\n# values of your own\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (files,) = rendered(yaml.safe_load(text))
+    found = objects(files)
+    check(found)
+    assert {"Deployment", "ScaledObject", "HTTPRoute", "GRPCRoute"} <= found.keys()
 
 
 def test_two_releases_do_not_meet() -> None:

@@ -308,7 +308,7 @@ def test_guide_overlay_is_about_this_base(objects: Objects) -> None:
         assert target["apiVersion"] == original["apiVersion"]
         assert target["metadata"]["name"] == original["metadata"]["name"]
         assert target.get("spec", {}).keys() <= original["spec"].keys()
-    assert len(overlay["patches"]) == 4
+    assert len(overlay["patches"]) == 3
 
 
 def test_keda_asks_about_the_overlay_s_namespace(tmp_path: Path) -> None:
@@ -337,15 +337,29 @@ def test_the_pod_that_fills_the_claim(objects: Objects) -> None:
     assert f" {pod['metadata']['name']}:{container['volumeMounts'][0]['mountPath']}\n" in GUIDE.read_text()
 
 
-def test_the_patch_for_a_bucket_changes_nothing_else(objects: Objects) -> None:
-    patch = yaml.safe_load(guide_overlay()["patches"][-1]["patch"])
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
-    base = container_of(objects)
-    own = ["--model-repository=s3://models/triton-repo", "--model-control-mode=poll", "--repository-cache-dir=/cache"]
-    assert container["name"] == base["name"]
-    assert [arg for arg in container["args"] if arg not in own] == [
-        arg for arg in base["args"] if not arg.startswith("--model-repository")
+def test_the_overlay_for_a_bucket(objects: Objects, tmp_path: Path) -> None:
+    """The component, with the address, credentials and polling."""
+    if not knows_components():
+        pytest.skip("kubectl is older than 1.21, and knows neither components nor replacements")
+    shutil.copytree(BASE, tmp_path / "deploy" / "k8s")
+    overlay = guide_overlay()
+    overlay["components"] = [each for each in overlay["components"] if each.endswith("/bucket")]
+    overlay["patches"] = overlay["patches"][-1:]
+    del overlay["replacements"]
+    place = tmp_path / "production"
+    place.mkdir()
+    (place / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    rendered = kustomize(place)
+    container, before = container_of(rendered), container_of(objects)
+    mode, address = container["env"]
+    assert address["valueFrom"]["configMapKeyRef"]["name"] == rendered["ConfigMap"]["metadata"]["name"]
+    assert rendered["ConfigMap"]["data"] == {"address": "s3://models/triton-repo"}
+    assert mode == {"name": "MODSERVE_MODEL_CONTROL_MODE", "value": "poll"}
+    assert container["envFrom"] == [{"secretRef": {"name": "bucket-credentials"}}]
+    assert [arg for arg in container["args"] if arg != "--repository-cache-dir=/cache"] == [
+        arg for arg in before["args"] if not arg.startswith("--model-repository")
     ]
+    assert rendered["Deployment"]["spec"]["replicas"] == 4
 
 
 def test_missing_kubectl_is_a_failure_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from wire import SECONDS
 
 import gateway_stage
 import gateways
+import overhead
 from gateway_stage import NAMES, Gateway
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
 
@@ -198,5 +199,5 @@ def test_routes_of_the_gateway_api(servers: VanishingServers, tmp_path: Path) ->
                 assert code is expected, f"{name}: {details}"
 
 
-def test_the_page_has_the_faults_of_all_gateways() -> None:
-    assert f"| event | {' | '.join(gateways.TITLES.values())} |" in gateways.PAGE.read_text()
+def test_the_measured_tables_have_the_faults_of_all_gateways() -> None:
+    assert f"| event | {' | '.join(gateways.TITLES.values())} |" in overhead.REPORT.read_text()

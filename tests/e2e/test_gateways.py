@@ -447,7 +447,7 @@ class WeighingClient:
     """That of the documentation, of several threads, before these servers."""
 
     def __init__(self, servers: list[ModelServer], **policy: object) -> None:
-        page = gateways.PAGE.read_text()
+        page = gateway_balancing.PAGE.read_text()
         (source,) = re.findall(r"^```python\n# weighted.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
         addresses = ",".join(f"{HOST}:{server.grpc_port}" for server in servers)
         names: dict[str, Any] = {}

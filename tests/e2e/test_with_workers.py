@@ -1,7 +1,7 @@
 """A part of these suites once more, with two workers behind the ports: to clients they are one server.
 
 ``MODSERVE_TEST_WORKERS=2 pytest tests/e2e`` runs all of them so. What fails then counts on what is each worker's own
-(docs/workers.md): one cache, one queue, one batch, one trace file, one line in the log.
+(docs/operations.md, "Workers"): one cache, one queue, one batch, one trace file, one line in the log.
 """
 
 import os
