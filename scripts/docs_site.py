@@ -27,7 +27,11 @@ OUTSIDE = (
     "benchmarks/results/tables.md",
 )
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "python-examples.html": "python-models.html",
+    "python-from-triton.html": "python-models.html#differences-from-triton",
+    "python-functions.html": "python-models.html#functions",
+}
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 
 _FENCE = re.compile(r"^ *(```|~~~)")

@@ -44,7 +44,7 @@ MORE = {
     "model-repository": "repositories.md",
     "orca": "operations.md",
     "platform": "platforms.md",
-    "python-model": "python-functions.md",
+    "python-model": "python-models.md#functions",
     "rate-limit": "configuration.md#rate-limiter",
     "record": "record.md",
     "trace-config": "tracing.md",
