@@ -28,6 +28,9 @@ OUTSIDE = (
 )
 
 MOVED: dict[str, str] = {
+    "check.html": "troubleshooting.html#repository-check",
+    "faq.html": "troubleshooting.html#questions",
+    "init.html": "commands.html#init",
     "python-examples.html": "python-models.html",
     "python-from-triton.html": "python-models.html#differences-from-triton",
     "python-functions.html": "python-models.html#functions",

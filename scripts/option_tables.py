@@ -2,11 +2,15 @@
 
 import re
 import textwrap
+from argparse import Action
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
+from modserve.commands.syntax import SERVER_OPTIONS, Parser
+from modserve.commands.terminal import COMMANDS, module
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
 from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
@@ -17,14 +21,18 @@ from modserve.settings.sources import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"
+COMMANDS_PAGE = DOCS / "commands.md"
 CONFIGURATION = DOCS / "configuration.md"
 PROTOCOL = DOCS / "protocol.md"
 ACCESS = DOCS / "access.md"
-PAGES = (PAGE, CONFIGURATION, PROTOCOL, ACCESS)
-BEGIN = "<!-- The tables of options are written by scripts/option_tables.py. -->\n"
-BEGIN_WITHOUT = "<!-- The table of options without effect is written by scripts/option_tables.py. -->\n"
-BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py. -->\n"
+PAGES = (PAGE, COMMANDS_PAGE, CONFIGURATION, PROTOCOL, ACCESS)
+BEGIN = "<!-- options: scripts/option_tables.py -->\n"
+BEGIN_WITHOUT = "<!-- without effect: scripts/option_tables.py -->\n"
+BEGIN_FIELDS = "<!-- fields: scripts/option_tables.py -->\n"
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
+BEGIN_COMMANDS = "<!-- commands: scripts/option_tables.py -->\n"
+BEGIN_COMMON = "<!-- common: scripts/option_tables.py -->\n"
+BEGIN_COMMAND_OPTIONS = "<!-- theirs: scripts/option_tables.py -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
@@ -52,6 +60,33 @@ MORE = {
     "workers": "workers.md",
 }
 """Options with a page that says more."""
+
+MORE_COMMANDS = {
+    "bench": "bench.md",
+    "chat": "#chat",
+    "check": "troubleshooting.md#repository-check",
+    "completion": "#completion",
+    "config": "configuration.md",
+    "doctor": "#doctor",
+    "drain": "#drain",
+    "engines": "engines.md",
+    "infer": "#infer",
+    "init": "#init",
+    "keys": "access.md#keys",
+    "load": "#load-unload",
+    "models": "#models",
+    "ray": "ray.md",
+    "replay": "record.md#replay",
+    "rollout": "servers.md#rollout",
+    "status": "#status",
+    "top": "#top",
+    "tune": "bench.md#tuning-modserve-tune",
+    "unload": "#load-unload",
+}
+"""Where the documentation has more about a command."""
+
+WITH_OPTIONS = ("status", "models", "infer", "chat", "load", "unload", "top", "init", "doctor")
+"""Commands with their options in a table. Those of the others are on their pages."""
 
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
@@ -138,6 +173,47 @@ def errors() -> str:
     return "\n".join(["", "| kind | HTTP | gRPC |", "|---|---|---|", *rows, "", ""])
 
 
+def commands() -> str:
+    """The commands by section, as in the help of the program."""
+    lines = []
+    for name, command in COMMANDS.items():
+        if command.section:
+            lines += ["", f"| {command.section} | |", "|---|---|"]
+        words = f" `{command.words}`".replace("|", "\\|") if command.words else ""
+        lines.append(f"| [`{name}`]({MORE_COMMANDS[name]}){words} | {command.summary} |")
+    return "\n".join([*lines, "", ""])
+
+
+def common_options() -> str:
+    """The options of all commands that call a server; each has a time limit of its own."""
+    rows = [
+        f"| `{spelling(action)}` | {re.sub(r' .default: [0-9]+.$', '', action.help or '')} |"
+        for action in actions(module("status").PARSER, common=True)
+    ]
+    return "\n".join(["", "| option | meaning |", "|---|---|", *rows, "", ""])
+
+
+def command_options() -> str:
+    """The options of each command on the page, without the common ones."""
+    listed = {name: ", ".join(f"`{spelling(each)}`" for each in actions(module(name).PARSER)) for name in WITH_OPTIONS}
+    rows = [f"| {name} | {options} |" for name, options in listed.items()]
+    return "\n".join(["", "| command | options |", "|---|---|", *rows, "", ""])
+
+
+def actions(parser: Parser, common: bool = False) -> Iterator[Action]:
+    """The options of a command without the common ones, or these."""
+    for group in parser._action_groups:
+        if (group.title == SERVER_OPTIONS) == common:
+            yield from (
+                each for each in group._group_actions if each.option_strings and "--help" not in each.option_strings
+            )
+
+
+def spelling(action: Action) -> str:
+    value = "\\|".join(action.choices) if action.choices else action.metavar or ""
+    return f"{', '.join(action.option_strings)} {f'[{value}]' if action.nargs == '?' else value}".strip()
+
+
 class CallRow(NamedTuple):
     """A row of the table of calls: calls of one category that need the same."""
 
@@ -190,6 +266,9 @@ def calls() -> str:
 TABLES = (
     (BEGIN, tables),
     (BEGIN_WITHOUT, without_effect),
+    (BEGIN_COMMANDS, commands),
+    (BEGIN_COMMON, common_options),
+    (BEGIN_COMMAND_OPTIONS, command_options),
     (BEGIN_FIELDS, fields),
     (BEGIN_ERRORS, errors),
     (BEGIN_CALLS, calls),
