@@ -1,4 +1,4 @@
-"""Write the tables of options, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
+"""Write the options, commands, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
 import textwrap
@@ -68,17 +68,17 @@ MORE_COMMANDS = {
     "completion": "#completion",
     "config": "configuration.md",
     "doctor": "#doctor",
-    "drain": "#drain",
+    "drain": "operations.md#drain",
     "engines": "engines.md",
     "infer": "#infer",
     "init": "#init",
     "keys": "access.md#keys",
     "load": "#load-unload",
-    "models": "#models",
+    "models": "#status-models",
     "ray": "ray.md",
     "replay": "record.md#replay",
     "rollout": "servers.md#rollout",
-    "status": "#status",
+    "status": "#status-models",
     "top": "#top",
     "tune": "bench.md#tuning-modserve-tune",
     "unload": "#load-unload",
@@ -104,33 +104,39 @@ ERRORS = {
 }
 
 
-def tables() -> str:
-    """The options by section, with their defaults and their help; those that HTTP and gRPC share have a table first."""
+def options() -> str:
+    """The options by section, with defaults and help. Those that HTTP and gRPC share have a section of their own."""
     shared = pairs()
     elsewhere = {option.name for pair in shared for option in pair}
     lines = []
     for option in OPTIONS.values():
         if option.section == "HTTP":
-            lines += head("HTTP and gRPC")
-            lines += [
-                row(http, f"`--{http.name}`, `--{grpc.name} {grpc.value}`", of_both(http)) for http, grpc in shared
-            ]
+            lines += ["", "## HTTP and gRPC", "", *(item(of_both(http), http, grpc) for http, grpc in shared)]
         if option.section:
-            lines += head(option.section)
-        if option.name not in elsewhere:
-            lines.append(row(option, f"`--{option.name} {option.value}`", option.help))
+            lines += ["", f"## {option.section[0].upper()}{option.section[1:]}", ""]
+        if option.name not in elsewhere and not alias_of(option):
+            aliases = [other for other in OPTIONS.values() if alias_of(other) == option.name]
+            lines.append(item(option.help, option, *aliases))
     return "\n".join([*lines, "", ""])
 
 
-def head(section: str) -> list[str]:
-    return ["", f"| {section} | default | meaning |", "|---|---|---|"]
+def alias_of(option: Option) -> str:
+    """The name of the option that an option is the same as; empty if it is one of its own."""
+    match = re.fullmatch(r"Same as --([\w-]+)\.", option.help)
+    return match[1] if match else ""
 
 
-def row(option: Option, names: str, meaning: str) -> str:
-    names = names.replace("|", "\\|")
+def item(meaning: str, *named: Option) -> str:
+    """An item for options of one meaning. The value stands behind the last name; that of a switch is known."""
+    option = named[0]
+    names = [f"--{each.name}" for each in named]
+    if option.value != "true|false":
+        names[-1] += f" {option.value}"
+    cells = [f"`{name}`" for name in names]
     if option.name in MORE:
-        meaning += f" [More]({MORE[option.name]})"
-    return f"| {names} | {option.default_in_words} | {meaning} |"
+        cells[0] = f"[{cells[0]}]({MORE[option.name]})"
+    default = f" ({option.default_in_words})" if option.default_in_words else ""
+    return f"- {', '.join(cells)}{default}: {meaning}"
 
 
 def pairs() -> list[tuple[Option, Option]]:
@@ -178,39 +184,42 @@ def commands() -> str:
     lines = []
     for name, command in COMMANDS.items():
         if command.section:
-            lines += ["", f"| {command.section} | |", "|---|---|"]
-        words = f" `{command.words}`".replace("|", "\\|") if command.words else ""
-        lines.append(f"| [`{name}`]({MORE_COMMANDS[name]}){words} | {command.summary} |")
+            lines += ["", f"{command.section[0].upper()}{command.section[1:]}:", ""]
+        words = f" `{command.words}`" if command.words else ""
+        lines.append(f"- [`{name}`]({MORE_COMMANDS[name]}){words}: {command.summary}")
     return "\n".join([*lines, "", ""])
 
 
 def common_options() -> str:
     """The options of all commands that call a server; each has a time limit of its own."""
-    rows = [
-        f"| `{spelling(action)}` | {re.sub(r' .default: [0-9]+.$', '', action.help or '')} |"
-        for action in actions(module("status").PARSER, common=True)
+    items = [
+        f"- `{spelling(action)}`: {re.sub(r' .default: [0-9]+.$', '', action.help or '')}"
+        for group in action_groups(module("status").PARSER, common=True)
+        for action in group
     ]
-    return "\n".join(["", "| option | meaning |", "|---|---|", *rows, "", ""])
+    return "\n".join(["", *items, "", ""])
 
 
 def command_options() -> str:
     """The options of each command on the page, without the common ones."""
-    listed = {name: ", ".join(f"`{spelling(each)}`" for each in actions(module(name).PARSER)) for name in WITH_OPTIONS}
-    rows = [f"| {name} | {options} |" for name, options in listed.items()]
-    return "\n".join(["", "| command | options |", "|---|---|", *rows, "", ""])
+    lines = []
+    for name in WITH_OPTIONS:
+        groups = [", ".join(f"`{spelling(each)}`" for each in group) for group in action_groups(module(name).PARSER)]
+        lines.append(f"- {name}: {'; '.join(groups)}")
+    return "\n".join(["", *lines, "", ""])
 
 
-def actions(parser: Parser, common: bool = False) -> Iterator[Action]:
-    """The options of a command without the common ones, or these."""
+def action_groups(parser: Parser, common: bool = False) -> Iterator[list[Action]]:
+    """The options of a command without the common ones, or these, as grouped in its help."""
     for group in parser._action_groups:
         if (group.title == SERVER_OPTIONS) == common:
-            yield from (
-                each for each in group._group_actions if each.option_strings and "--help" not in each.option_strings
-            )
+            actions = [each for each in group._group_actions if each.option_strings and each.dest != "help"]
+            if actions:
+                yield actions
 
 
 def spelling(action: Action) -> str:
-    value = "\\|".join(action.choices) if action.choices else action.metavar or ""
+    value = "|".join(action.choices) if action.choices else action.metavar or ""
     return f"{', '.join(action.option_strings)} {f'[{value}]' if action.nargs == '?' else value}".strip()
 
 
@@ -264,7 +273,7 @@ def calls() -> str:
 
 
 TABLES = (
-    (BEGIN, tables),
+    (BEGIN, options),
     (BEGIN_WITHOUT, without_effect),
     (BEGIN_COMMANDS, commands),
     (BEGIN_COMMON, common_options),
