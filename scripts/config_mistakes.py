@@ -25,7 +25,7 @@ from modserve import cli
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 PICTURES = ROOT / "docs" / "configuration"
-BEGIN = "<!-- The ten mistakes are written by scripts/config_mistakes.py. -->\n"
+BEGIN = "<!-- mistakes: scripts/config_mistakes.py -->\n"
 END = "<!-- End of the ten mistakes. -->\n"
 _EXAMPLES = ROOT / "model_repository"
 DIGITS, RESIZE = _EXAMPLES / "digits" / "1" / "model.onnx", _EXAMPLES / "digits_resize" / "1" / "model.onnx"
@@ -37,11 +37,12 @@ class Mistake:
     name: str
     """The picture's."""
     title: str
-    remedy: str
     files: Mapping[str, str | Path]
     """The files in the repository: texts, and copies of files."""
     load: bool = False
     """Whether only the engine can tell."""
+    remedy: str = ""
+    """What the message does not say."""
 
     @property
     def command(self) -> str:
@@ -56,7 +57,6 @@ MISTAKES = (
     Mistake(
         "data_type",
         "Another name for a data type",
-        "Texts are `TYPE_STRING`, although clients say `BYTES`.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -82,7 +82,6 @@ output [
     Mistake(
         "punctuation",
         "A missing comma or bracket",
-        "Lists of blocks need commas, too; fields need none.",
         {
             "detector/config.pbtxt": """\
 backend: "onnxruntime"
@@ -103,7 +102,6 @@ instance_group [ { count: 2 } ]
     Mistake(
         "template",
         "An unfilled template",
-        "Replace each `${…}`, or leave the field out.",
         {
             "postprocessing/config.pbtxt": """\
 backend: "python"
@@ -119,7 +117,6 @@ instance_group [ { count: ${postprocessing_instance_count} kind: KIND_CPU } ]
     Mistake(
         "field",
         "A misspelt field",
-        "Lists have singular names.",
         {
             "classifier/config.pbtxt": """\
 backend: "onnxruntime"
@@ -134,7 +131,6 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "name",
         "The old name in a copied folder",
-        "Leave `name` out: the folder determines it.",
         {
             "resnet50_int8/config.pbtxt": 'name: "resnet50"\nbackend: "onnxruntime"\n',
             "resnet50_int8/1/model.onnx": DIGITS,
@@ -143,7 +139,6 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "version",
         "No version folder",
-        "Move the file to a folder `1`.",
         {
             "diabetes/config.pbtxt": 'backend: "onnxruntime"\nmax_batch_size: 0\n',
             "diabetes/model.onnx": DIGITS,
@@ -152,7 +147,6 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "gpu",
         "A missing GPU",
-        "Use `KIND_AUTO` or no `kind`, or see what [engines on GPUs](engines/gpu.md) need.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -166,11 +160,11 @@ instance_group [
 """,
             "resnet50/1/model.onnx": DIGITS,
         },
+        remedy="[Engines on GPUs](engines/gpu.md)",
     ),
     Mistake(
         "batch",
         "A duplicate batch dimension",
-        "With a `max_batch_size` above 0, leave the first dimension out of `dims`.",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -185,7 +179,6 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "tensor",
         "A tensor unknown to the model",
-        "Leave out `input` and `output`: they are [filled in](#what-is-filled-in).",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -200,7 +193,6 @@ output [ { name: "output_0" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "ensemble",
         "Unconnected steps",
-        "Give both ends the same `value`; `key` is the tensor's name in the step's model.",
         {
             "pipeline/config.pbtxt": """\
 platform: "ensemble"
@@ -228,6 +220,7 @@ ensemble_scheduling {
             "digits_resize/1/model.onnx": RESIZE,
             "digits/1/model.onnx": DIGITS,
         },
+        remedy="`key` is the tensor's name in the step's model.",
     ),
 )
 
@@ -263,12 +256,14 @@ def draw(mistake: Mistake, screen: str) -> str:
 def section() -> str:
     """The section of the page, after the pictures that are there."""
     parts = []
-    for number, mistake in enumerate(MISTAKES, 1):
+    for mistake in MISTAKES:
         (shown,) = re.findall(r"<desc>(.*?)</desc>", mistake.picture.read_text("utf-8"), re.DOTALL)
         first = unescape(shown).partition("error: ")[2].partition("\n")[0]
-        alt = re.sub(r"([\[\]\\])", r"\\\1", textwrap.shorten(first, 60, placeholder=" …"))
+        alt = re.sub(r"([\[\]\\])", r"\\\1", textwrap.shorten(first, 38, placeholder=" …"))
         link = f"configuration/{mistake.picture.name}"
-        parts.append(f"### {number}. {mistake.title}\n\n![{alt}]({link})\n\n{_filled(mistake.remedy)}\n")
+        parts += [f"### {mistake.title}\n", f"![{alt}]({link})\n"]
+        if mistake.remedy:
+            parts.append(f"{_filled(mistake.remedy)}\n")
     return "\n".join(["", *parts, ""])
 
 

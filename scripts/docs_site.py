@@ -39,6 +39,12 @@ MOVED: dict[str, str] = {
     "scale.html": "servers.html#how-many-servers",
     "upgrades.html": "operations.html#upgrades",
     "workers.html": "operations.html#workers",
+    "check.html": "troubleshooting.html#repository-check",
+    "faq.html": "troubleshooting.html#questions",
+    "init.html": "commands.html#init",
+    "python-examples.html": "python-models.html",
+    "python-from-triton.html": "python-models.html#differences-from-triton",
+    "python-functions.html": "python-models.html#functions",
 }
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 

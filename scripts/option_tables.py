@@ -1,12 +1,16 @@
-"""Write the tables of options, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
+"""Write the options, commands, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
 import textwrap
+from argparse import Action
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
+from modserve.commands.syntax import SERVER_OPTIONS, Parser
+from modserve.commands.terminal import COMMANDS, module
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
 from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
@@ -17,14 +21,18 @@ from modserve.settings.sources import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"
+COMMANDS_PAGE = DOCS / "commands.md"
 CONFIGURATION = DOCS / "configuration.md"
 PROTOCOL = DOCS / "protocol.md"
 ACCESS = DOCS / "access.md"
-PAGES = (PAGE, CONFIGURATION, PROTOCOL, ACCESS)
-BEGIN = "<!-- The tables of options are written by scripts/option_tables.py. -->\n"
-BEGIN_WITHOUT = "<!-- The table of options without effect is written by scripts/option_tables.py. -->\n"
-BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py. -->\n"
+PAGES = (PAGE, COMMANDS_PAGE, CONFIGURATION, PROTOCOL, ACCESS)
+BEGIN = "<!-- options: scripts/option_tables.py -->\n"
+BEGIN_WITHOUT = "<!-- without effect: scripts/option_tables.py -->\n"
+BEGIN_FIELDS = "<!-- fields: scripts/option_tables.py -->\n"
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
+BEGIN_COMMANDS = "<!-- commands: scripts/option_tables.py -->\n"
+BEGIN_COMMON = "<!-- common: scripts/option_tables.py -->\n"
+BEGIN_COMMAND_OPTIONS = "<!-- theirs: scripts/option_tables.py -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
@@ -44,7 +52,7 @@ MORE = {
     "model-repository": "repositories.md",
     "orca": "operations.md#load-reports",
     "platform": "platforms.md",
-    "python-model": "python-functions.md",
+    "python-model": "python-models.md#functions",
     "rate-limit": "configuration.md#rate-limiter",
     "record": "logs.md#records",
     "trace-config": "logs.md#traces",
@@ -52,6 +60,33 @@ MORE = {
     "workers": "operations.md#workers",
 }
 """Options with a page that says more."""
+
+MORE_COMMANDS = {
+    "bench": "bench.md",
+    "chat": "#chat",
+    "check": "troubleshooting.md#repository-check",
+    "completion": "#completion",
+    "config": "configuration.md",
+    "doctor": "#doctor",
+    "drain": "operations.md#drain",
+    "engines": "engines.md",
+    "infer": "#infer",
+    "init": "#init",
+    "keys": "access.md#keys",
+    "load": "#load-unload",
+    "models": "#status-models",
+    "ray": "servers.md#ray",
+    "replay": "logs.md#replay",
+    "rollout": "servers.md#rollout",
+    "status": "#status-models",
+    "top": "#top",
+    "tune": "bench.md#tuning-modserve-tune",
+    "unload": "#load-unload",
+}
+"""Where the documentation has more about a command."""
+
+WITH_OPTIONS = ("status", "models", "infer", "chat", "load", "unload", "top", "init", "doctor")
+"""Commands with their options in a table. Those of the others are on their pages."""
 
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
@@ -69,33 +104,39 @@ ERRORS = {
 }
 
 
-def tables() -> str:
-    """The options by section, with their defaults and their help; those that HTTP and gRPC share have a table first."""
+def options() -> str:
+    """The options by section, with defaults and help. Those that HTTP and gRPC share have a section of their own."""
     shared = pairs()
     elsewhere = {option.name for pair in shared for option in pair}
     lines = []
     for option in OPTIONS.values():
         if option.section == "HTTP":
-            lines += head("HTTP and gRPC")
-            lines += [
-                row(http, f"`--{http.name}`, `--{grpc.name} {grpc.value}`", of_both(http)) for http, grpc in shared
-            ]
+            lines += ["", "## HTTP and gRPC", "", *(item(of_both(http), http, grpc) for http, grpc in shared)]
         if option.section:
-            lines += head(option.section)
-        if option.name not in elsewhere:
-            lines.append(row(option, f"`--{option.name} {option.value}`", option.help))
+            lines += ["", f"## {option.section[0].upper()}{option.section[1:]}", ""]
+        if option.name not in elsewhere and not alias_of(option):
+            aliases = [other for other in OPTIONS.values() if alias_of(other) == option.name]
+            lines.append(item(option.help, option, *aliases))
     return "\n".join([*lines, "", ""])
 
 
-def head(section: str) -> list[str]:
-    return ["", f"| {section} | default | meaning |", "|---|---|---|"]
+def alias_of(option: Option) -> str:
+    """The name of the option that an option is the same as; empty if it is one of its own."""
+    match = re.fullmatch(r"Same as --([\w-]+)\.", option.help)
+    return match[1] if match else ""
 
 
-def row(option: Option, names: str, meaning: str) -> str:
-    names = names.replace("|", "\\|")
+def item(meaning: str, *named: Option) -> str:
+    """An item for options of one meaning. The value stands behind the last name; that of a switch is known."""
+    option = named[0]
+    names = [f"--{each.name}" for each in named]
+    if option.value != "true|false":
+        names[-1] += f" {option.value}"
+    cells = [f"`{name}`" for name in names]
     if option.name in MORE:
-        meaning += f" [More]({MORE[option.name]})"
-    return f"| {names} | {option.default_in_words} | {meaning} |"
+        cells[0] = f"[{cells[0]}]({MORE[option.name]})"
+    default = f" ({option.default_in_words})" if option.default_in_words else ""
+    return f"- {', '.join(cells)}{default}: {meaning}"
 
 
 def pairs() -> list[tuple[Option, Option]]:
@@ -136,6 +177,50 @@ def errors() -> str:
     """The kinds of failures, with their statuses over both protocols."""
     rows = [f"| {kind} | {spelling.http} | {spelling.grpc_name} |" for kind, spelling in ERRORS.items()]
     return "\n".join(["", "| kind | HTTP | gRPC |", "|---|---|---|", *rows, "", ""])
+
+
+def commands() -> str:
+    """The commands by section, as in the help of the program."""
+    lines = []
+    for name, command in COMMANDS.items():
+        if command.section:
+            lines += ["", f"{command.section[0].upper()}{command.section[1:]}:", ""]
+        words = f" `{command.words}`" if command.words else ""
+        lines.append(f"- [`{name}`]({MORE_COMMANDS[name]}){words}: {command.summary}")
+    return "\n".join([*lines, "", ""])
+
+
+def common_options() -> str:
+    """The options of all commands that call a server; each has a time limit of its own."""
+    items = [
+        f"- `{spelling(action)}`: {re.sub(r' .default: [0-9]+.$', '', action.help or '')}"
+        for group in action_groups(module("status").PARSER, common=True)
+        for action in group
+    ]
+    return "\n".join(["", *items, "", ""])
+
+
+def command_options() -> str:
+    """The options of each command on the page, without the common ones."""
+    lines = []
+    for name in WITH_OPTIONS:
+        groups = [", ".join(f"`{spelling(each)}`" for each in group) for group in action_groups(module(name).PARSER)]
+        lines.append(f"- {name}: {'; '.join(groups)}")
+    return "\n".join(["", *lines, "", ""])
+
+
+def action_groups(parser: Parser, common: bool = False) -> Iterator[list[Action]]:
+    """The options of a command without the common ones, or these, as grouped in its help."""
+    for group in parser._action_groups:
+        if (group.title == SERVER_OPTIONS) == common:
+            actions = [each for each in group._group_actions if each.option_strings and each.dest != "help"]
+            if actions:
+                yield actions
+
+
+def spelling(action: Action) -> str:
+    value = "|".join(action.choices) if action.choices else action.metavar or ""
+    return f"{', '.join(action.option_strings)} {f'[{value}]' if action.nargs == '?' else value}".strip()
 
 
 class CallRow(NamedTuple):
@@ -188,8 +273,11 @@ def calls() -> str:
 
 
 TABLES = (
-    (BEGIN, tables),
+    (BEGIN, options),
     (BEGIN_WITHOUT, without_effect),
+    (BEGIN_COMMANDS, commands),
+    (BEGIN_COMMON, common_options),
+    (BEGIN_COMMAND_OPTIONS, command_options),
     (BEGIN_FIELDS, fields),
     (BEGIN_ERRORS, errors),
     (BEGIN_CALLS, calls),

@@ -104,10 +104,10 @@ def test_the_search_knows_the_pages(site: Path) -> None:
 
 
 def test_links_to_what_is_outside_of_the_pages() -> None:
-    assert docs_site.for_site("[a](docs/check.md#b) ![c](docs/x.svg)", "README.md") == "[a](check.md#b) ![c](x.svg)"
+    assert docs_site.for_site("[a](docs/memory.md#b) ![c](docs/x.svg)", "README.md") == "[a](memory.md#b) ![c](x.svg)"
     assert docs_site.for_site("[a](../../examples/README.md)", "docs/engines/auto.md") == "[a](../examples/README.md)"
-    assert docs_site.for_site("[a](../examples)", "docs/check.md") == "[a](examples/README.md)"
-    assert docs_site.for_site("[a](../../docs/check.md)", "examples/bls_pipeline/README.md") == "[a](../../check.md)"
+    assert docs_site.for_site("[a](../examples)", "docs/memory.md") == "[a](examples/README.md)"
+    assert docs_site.for_site("[a](../../docs/memory.md)", "examples/bls_pipeline/README.md") == "[a](../../memory.md)"
     unchanged = "[a](https://host/x) [b](#here)\n```\n[c](docs/x.md)\n```"
     assert docs_site.for_site(unchanged, "README.md") == unchanged
 

@@ -88,12 +88,6 @@ def a_snapshot(place: Path) -> None:
     (place / "all-MiniLM-L6-v2").symlink_to(minilm())
 
 
-def models_of_texts(place: Path) -> None:
-    examples(place)
-    a_language_model(place)
-    a_snapshot(place)
-
-
 def used(server: ServerProcess) -> None:
     """It has answered some requests."""
     image = {"name": "photo", "shape": [1, 8, 8], "datatype": "UINT8", "data": [0] * 64}
@@ -154,15 +148,14 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/access.md": Setting(a_certificate),
     "docs/bench.md": Setting(server=with_resnet, options=EXPLICIT),
     "docs/chat.md": Setting(an_empty_directory),
-    "docs/check.md": Setting(an_option_file),
     "docs/commands.md": Setting(started=used),
     "docs/configuration.md": Setting(other_models),
     "docs/engines/openvino-genai.md": Setting(a_language_model),
     "docs/gateways.md": Setting(the_deployment),
-    "docs/init.md": Setting(models_of_texts),
     "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/logs.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),
     "docs/text.md": Setting(a_snapshot),
+    "docs/troubleshooting.md": Setting(an_option_file),
     "docs/tutorials/chat-on-a-laptop.md": Setting(a_language_model),
     "docs/tutorials/pytorch-user.md": Setting(an_empty_directory),
     "docs/tutorials/scikit-learn-user.md": Setting(an_empty_directory),

@@ -161,13 +161,12 @@ def test_the_picture_of_the_page(server: ServerProcess, tmp_path: Path) -> None:
     """Its lines work as they stand, in a folder that has the example models."""
     (tmp_path / "model_repository").symlink_to(EXAMPLES)
     blocks = re.findall(r"^\$ (modserve infer digits_pipeline .*)\n((?:(?![$`]).*\n)*)", PAGE.read_text(), re.MULTILINE)
-    assert len(blocks) == 2
+    assert len(blocks) == 1
     for line, shown in blocks:
         done = start(server, *shlex.split(line)[1:], HEADER, folder=tmp_path)
         out, _ = done.communicate(timeout=60)
         assert done.returncode == 0, out
         assert timeless(out) == timeless(shown)
-    assert np.load(tmp_path / "p.npy").argmax() == 7
 
 
 def timeless(text: str) -> str:

@@ -15,7 +15,7 @@ from server_process import LOADED, Server, started
 from wire import http
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "python-functions.md"
+PAGE = ROOT / "docs" / "python-models.md"
 NAMES = ("double", "sentiment", "colours", "shout", "count", "words", "Scale")
 
 RAISING = """
@@ -34,7 +34,9 @@ def careful(text: str) -> str:
 
 
 def blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    """The Python of the section on functions."""
+    section = PAGE.read_text("utf-8").partition("\n## Functions\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
 def call(server: Server, model: str, *inputs: tuple[str, str, list[int], list[Any]]) -> dict[str, Any]:

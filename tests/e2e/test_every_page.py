@@ -37,10 +37,8 @@ NOT_HERE: Mapping[str, str] = {
     "unzip ": "the model lies there already",
     "modserve serve --model-repository=hf://": "there is no network; tests/e2e/test_hub.py has a stand-in for the hub",
     "curl localhost:8000/v1/embeddings ": "needs that model; docs/text.md calls it",
-    'modserve chat smol "Why': "writes on for minutes; docs/tutorials/chat-on-a-laptop.md does the same",
     "modserve chat ./smol.gguf --verbose": "is a conversation; tests/engines/test_chat_with_a_file.py has it",
     "git diff | modserve chat ": "needs changes and a model; tests/e2e/test_chat_command.py has a pipe",
-    "modserve init smol --from smol.gguf": "loads a large model; tests/engines/test_init_texts.py does",
     "modserve bench smol ": "measures for a minute; tests/e2e/test_bench_openai.py does",
     "python3 -m venv ": "the environment of the tests stands for it",
     "hf download ": "there is no network; tests/e2e/minilm_folder.py makes the folder",
@@ -77,9 +75,9 @@ COMPARED: Mapping[str, Callable[[str], str]] = {
 """Beginnings of commands that print figures of a server that has been used, or of a machine."""
 
 OTHER_TESTS: Mapping[str, str] = {
-    "docs/check.md": "commands in folders with mistakes, which tests/unit/commands/test_check.py makes",
     "docs/operations.md": "a drain, after which the server serves nobody; tests/e2e/test_lame_duck.py drains",
     "docs/servers.md": "three servers at addresses of their own; tests/e2e/test_commands_on_three_servers.py has them",
+    "docs/troubleshooting.md": "a folder with a mistake, which tests/unit/commands/test_check.py makes",
 }
 """Pages with commands in blocks that this test does not run."""
 

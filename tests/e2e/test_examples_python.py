@@ -24,7 +24,6 @@ from server_process import serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, http
 
-DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = Path(sklearn.datasets.__file__).parent / "images"
 
 
@@ -92,14 +91,6 @@ def test_the_page_of_the_example(name: str, tmp_path: Path, request: pytest.Fixt
             printed = done.stdout.decode(errors="replace")
             assert printed
     assert commands
-
-
-def test_the_code_in_the_documentation_is_that_of_the_examples() -> None:
-    """But for how it is indented and broken into lines."""
-    code = "".join("".join(path.read_text().split()) for path in EXAMPLES.rglob("*.py"))
-    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "python-examples.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
-    assert [block for block in blocks if "".join(block.split()) not in code] == []
 
 
 def test_embeddings_are_those_of_the_published_weights(embeddings: Example) -> None:

@@ -16,6 +16,8 @@ from modserve.settings.options import did_you_mean
 
 DEFAULT_URL = "http://localhost:8000"
 URL_VARIABLE = "MODSERVE_URL"
+SERVER_OPTIONS = "the server"
+"""The heading of the options that all commands for a running server have."""
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 _WIDTH = 100
 T = TypeVar("T")
@@ -108,19 +110,19 @@ def option(group: argparse._ActionsContainer, spelling: str, help: str, **settin
 
 def add_destination(made: Parser, seconds: float = 60.0, *, several: bool = False) -> None:
     """Add the options of commands that call a server, or `several`; `seconds` is the default of ``--timeout``."""
-    group = made.add_argument_group("the server")
+    group = made.add_argument_group(SERVER_OPTIONS)
     kinds = ", several with commas between them, or dns:///NAME:PORT" if several else ""
     option(group, "--url URL", f"The server's address{kinds}. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
     option(
         group,
         "--header NAME:VALUE",
-        "Header for every call, for example for restricted calls; @FILE reads headers from a file; may be repeated.",
+        "Header for every call; @FILE reads headers from a file; may be repeated.",
         action="append",
         default=[],
     )
-    option(group, "--ca-file FILE", "PEM file with the certificate authorities to trust, for TLS.")
-    option(group, "--cert FILE", "PEM file with the client certificate, for TLS.")
-    option(group, "--key FILE", "PEM file with the key of --cert.")
+    option(group, "--ca-file FILE", "PEM file of certificate authorities to trust, for TLS.")
+    option(group, "--cert FILE", "PEM file of the client certificate.")
+    option(group, "--key FILE", "PEM file of the key of --cert.")
     group.add_argument("--insecure", action="store_true", help="Do not check the server's certificate.")
     option(
         group,

@@ -9,8 +9,8 @@ from .values import cache_texts, whole_number
 
 CACHE_CONFIG: Any = option(
     CacheSettings(),
-    "Response cache: local,size=BYTES in this process, or redis,host=NAME,port=N for several servers; further keys: "
-    "ttl, entry_size, Triton's for Redis; repeatable.",
+    "Response cache: local,size=BYTES, or redis,host=NAME,port=N for several servers; other keys: ttl, entry_size, "
+    "Triton's for Redis; repeatable.",
     "",
     Option(
         "Same as --cache-config=local,size=N, deprecated.",

@@ -38,7 +38,7 @@ class TlsFiles:
 
 FILE: Any = option(
     "",
-    "File of keys, tenants, token issuers and certificates that callers need, by 'modserve keys'; changes take effect. "
+    "File of keys, tenants, token issuers and certificates, by 'modserve keys'; changes take effect. "
     f"The variable {KEY_VARIABLE} is a key by itself.",
     section="access",
 )
@@ -256,8 +256,7 @@ class FrontEndSettings:
     )
     orca: Literal["off", "request", "text", "json", "bin"] = option(
         "off",
-        "Report the server's load (ORCA) over gRPC, and in an HTTP header of this format; request: of the format that "
-        "the request asks for.",
+        "Report the server's load (ORCA) over gRPC, and in an HTTP header of this format; request: of the request's.",
         "orca",
     )
     client_timeout: Count = option(
@@ -322,7 +321,7 @@ class HttpSettings(FrontEndSettings):
     console: bool = option(True, "Serve the live console, at / and /console.", "console")
     peers: str = option(
         "",
-        "Servers that the console shows: addresses, comma-separated, or dns:///NAME:PORT for all of a name.",
+        "Servers that the console shows: addresses, or dns:///NAME:PORT for all of a name.",
         "peers",
         value="URL,…",
     )
@@ -340,8 +339,7 @@ class HttpSettings(FrontEndSettings):
     )
     platform: Platform = option(
         "none",
-        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, with defaults from their "
-        "environment variables.",
+        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, with their variables.",
         "platform",
     )
     vertex_ai_default_model: str = option(

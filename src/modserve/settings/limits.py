@@ -50,12 +50,12 @@ MAX_ACCEPTED: int = option(
 )
 EXECUTION_SECS: int = option(
     600,
-    "Seconds until an execution, or a decoupled model's next response, is given up: its requests fail, its instance "
-    "is replaced. 0: never. A model's own: parameter limits.execution_timeout_ms.",
+    "Seconds until an execution, or a decoupled model's next response, fails, and its instance is replaced. "
+    "0: never. A model's own: parameter limits.execution_timeout_ms.",
 )
 RATE_LIMIT: Literal["off", "execution_count"] = option(
     "off",
-    "execution_count: executions wait for the resources in their instance_group's rate_limiter; off: no limit.",
+    "execution_count: executions wait for the resources of their instance_group's rate_limiter.",
     value="off|execution_count",
 )
 
@@ -90,8 +90,8 @@ Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 
 LIMIT: MemoryLimit = option(
     MemoryLimit(),
-    "Memory for all models: bytes, a size such as 10GB or 500MiB, or a percentage of the container's or machine's. "
-    "Models load on request, and the least recently used make room. 0: no limit.",
+    "Memory for all models: bytes, 10GB, 500MiB, or a percentage of the container's or machine's. "
+    "Models load on request; the least recently used make room. 0: no limit.",
     section="memory of models",
     value="BYTES|SIZE|PERCENTAGE",
     default_in_words="0",
@@ -117,5 +117,5 @@ WAIT_SECS: int = option(
 EXIT_SECS: int = option(30, "Seconds that a stopping server waits for requests in flight.")
 DELAY_SECS: int = option(
     0,
-    "Seconds that a stopping server is not ready but still accepts requests, for load balancers.",
+    "Seconds that a stopping server is not ready but accepts requests, for load balancers.",
 )

@@ -50,16 +50,14 @@ class Settings(BaseModel):
     """Model repositories, one or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
-        "Function or class decorated with modserve.model; also 'serve my_module:my_model'; NAME is by default OBJECT; "
-        "repeatable.",
+        "Decorated function or class; also 'serve my_module:my_model'; NAME is by default OBJECT; repeatable.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects or their import paths, by name; the keyword accepts one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
-        "Model file, or directory of one model; also 'serve resnet50.onnx'; NAME is by default the file's without "
-        "extension; repeatable.",
+        "Model file, or directory of one model; also 'serve resnet50.onnx'; NAME is by default the file's; repeatable.",
         value="[NAME=]FILE",
         several=True,
     )
@@ -73,8 +71,8 @@ class Settings(BaseModel):
     strict_version_readiness: bool = option(False, "Be unready, like Triton, while any version loads or has failed.")
     model_control_mode: values.ControlMode = option(
         "none",
-        "none: load all models at the start; explicit: those of --load-model and load calls; poll: all, and follow "
-        "the repositories' changes.",
+        "none: load all models at the start; explicit: by --load-model and load calls; poll: follow the repositories' "
+        "changes.",
     )
     load_model: tuple[str, ...] = option(
         (), "Model to load at the start in mode explicit, * for all; repeatable.", value="NAME"
@@ -109,8 +107,7 @@ class Settings(BaseModel):
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "Model versions that load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Sample requests before a model is ready: config: from model_warmup; auto: also generated ones for other "
-        "models; off: none.",
+        "Sample requests before a model is ready: config: from model_warmup; auto: also generated ones; off: none.",
     )
     # As in tritonserver, the option that switches it off wins over the one that switches it on.
     disable_auto_complete_config: values.AnyFlag = option(
@@ -138,7 +135,7 @@ class Settings(BaseModel):
     rate_limit: values.RateLimit = limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
-        "Amount of a resource on DEVICE, or on each; by default the largest need of an instance; repeatable.",
+        "Amount of a resource on DEVICE, or on each; by default the largest need; repeatable.",
         value="NAME:COUNT[:DEVICE]",
         parse=values.rate_limit_resource,
         several=True,

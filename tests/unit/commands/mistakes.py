@@ -1,4 +1,4 @@
-"""Mistakes that people make in model repositories: what docs/check.md shows, and the command says."""
+"""Mistakes that people make in model repositories: what the command says of them; docs/troubleshooting.md shows one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ MODEL = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
 class Mistake(NamedTuple):
     title: str
     files: Mapping[str, str | bytes]
-    """What lies in model_repository. The page shows the first of them if it has three lines or more."""
+    """What lies in model_repository."""
     options: tuple[str, ...] = ()
     code: int = 1
     output: str = ""
@@ -91,6 +91,14 @@ max_batch_size: 8
     Mistake(
         "A version that is not a number",
         {"resnet/config.pbtxt": 'backend: "onnxruntime"\n', "resnet/v1/model.onnx": MODEL},
+        output=(
+            "model_repository/resnet/config.pbtxt: error: at least one version must be available under the version "
+            "policy of model 'resnet'\n"
+            "    'model_repository/resnet' holds: config.pbtxt, v1/ (model.onnx)\n"
+            "    folder 'v1' is not a version: versions are named by whole numbers, such as '1'\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "Weights that Git LFS has not fetched",

@@ -20,7 +20,7 @@ from modserve.commands.check import command as check
 
 pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
 
-PAGE = Path(__file__).parents[3] / "docs" / "check.md"
+PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
 ENSEMBLE = {"pipeline/config.pbtxt": mistakes.MISTAKES[8].files["pipeline/config.pbtxt"], "pipeline/1/.keep": b""}
 
 
@@ -58,14 +58,11 @@ def test_what_the_command_says_of_mistakes(mistake: Mistake, folder: Path, capsy
         assert shown == mistake.output
         return
     page = PAGE.read_text("utf-8")
-    assert f"### {mistake.title}\n" in page
     assert f"```\n$ modserve check {' '.join(['model_repository', *mistake.options])}\n{shown}```\n" in page
-    text = next(iter(mistake.files.values()))
-    assert isinstance(text, bytes) or text.count("\n") < 3 or f"```\n{text}```\n" in page
 
 
 def test_the_page_shows_nothing_else() -> None:
-    assert PAGE.read_text("utf-8").count("\n### ") == len(ON_PAGE) == 2
+    assert PAGE.read_text("utf-8").count("$ modserve check model_repository\n") == len(ON_PAGE) == 1
     assert len(MISTAKES) > 10
 
 

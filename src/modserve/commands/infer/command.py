@@ -59,14 +59,15 @@ option(_GROUP, "--outputs NAME,…", "The outputs to request. [default: all]")
 option(_GROUP, "--classes K", "Return the K best classes of each output.", type=int, default=0)
 option(_GROUP, "--request-id TEXT", "The request id, which appears in the response and in logs.")
 option(_GROUP, "--parameter NAME=VALUE", "Request parameter; may be repeated.", action="append", default=[])
-option(_GROUP, "--sequence-id ID", "Id of the sequence that the request belongs to: a number or a text.", default=None)
+option(_GROUP, "--sequence-id ID", "Id of the request's sequence: a number or a text.", default=None)
 _GROUP.add_argument("--sequence-start", action="store_true", help="Mark the first request of the sequence.")
 _GROUP.add_argument("--sequence-end", action="store_true", help="Mark the last request of the sequence.")
 _GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they arrive.")
 _GROUP.add_argument("--grpc", action="store_true", help=f"Use gRPC, at port {PORTS['grpc']} unless --url is grpc://….")
+_PIXELS = "Range of pixel values: 0 to 255, 0 to 1, -1 to 1, or by ImageNet's mean and deviation."
 _GROUP = PARSER.add_argument_group("pictures")
-_GROUP.add_argument("--pixels", choices=tuple(images.PIXELS), default="", help="Range of pixel values.")
-_GROUP.add_argument("--layout", choices=images.ORDERS, default="", help="Order of the dimensions.")
+_GROUP.add_argument("--pixels", choices=tuple(images.PIXELS), default="", help=_PIXELS)
+_GROUP.add_argument("--layout", choices=images.ORDERS, default="", help="Order of the dimensions, if ambiguous.")
 _GROUP = PARSER.add_argument_group("the response")
 option(
     _GROUP,
