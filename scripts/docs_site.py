@@ -27,7 +27,11 @@ OUTSIDE = (
     "benchmarks/results/tables.md",
 )
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "design/calls.html": "design.html#one-inference-call-by-call",
+    "engines/tensorrt.html": "engines/gpu.html#tensorrt",
+    "loading.html": "repositories.html#model-control",
+}
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 
 _FENCE = re.compile(r"^ *(```|~~~)")
