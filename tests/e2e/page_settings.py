@@ -160,7 +160,7 @@ SETTINGS: Mapping[str, Setting] = {
     "docs/engines/openvino-genai.md": Setting(a_language_model),
     "docs/gateways.md": Setting(the_deployment),
     "docs/init.md": Setting(models_of_texts),
-    "docs/loading.md": Setting(other_models, options=EXPLICIT, separate=True),
+    "docs/repositories.md": Setting(other_models, options=EXPLICIT, separate=True),
     "docs/text.md": Setting(a_snapshot),
     "docs/tracing.md": Setting(options=(*EXPLICIT, f"--trace-config=triton,file={os.devnull}")),
     "docs/tutorials/chat-on-a-laptop.md": Setting(a_language_model),

@@ -25,7 +25,6 @@ PRINTED: Mapping[str, str] = {
     "streams.py": "7\n8\n9\n{'OUT': 7, 'IDX': 0}\n{'OUT': 8, 'IDX': 1}\n{'OUT': 9, 'IDX': 2}\n",
     "errors.py": "NOT_FOUND 404 Request for unknown model: 'nosuch' is not found\n",
     "asynchronous.py": "[3, 3, 3, 3]\n7\n8\n",
-    "server.py": "0\n",
 }
 PYTEST = (
     "-m",
