@@ -24,7 +24,7 @@ PRINTED: Mapping[str, str] = {
     "values.py": "(1, 10)\n(3, 10) 1 mine\n",
     "streams.py": "7\n8\n9\n",
     "errors.py": "NOT_FOUND 404 Request for unknown model: 'nosuch' is not found\n",
-    "asynchronous.py": "[3, 3, 3, 3]\n7\n8\n",
+    "asynchronous.py": "[3, 3, 3, 3]\n",
 }
 PYTEST = (
     "-m",
