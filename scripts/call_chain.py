@@ -2,7 +2,7 @@
 
     python scripts/call_chain.py http            every call, indented by depth
     python scripts/call_chain.py grpc --summary  their number, the modules, and the moves between packages
-    python scripts/call_chain.py --write         put the ways in and out, over both wires, into docs/design/calls.md
+    python scripts/call_chain.py --write         put the ways in and out, over both wires, into docs/design.md
 
 The request goes to the model `simple`, whose executions are short enough to run on the event loop after a few dozen, so
 that all of its way is on one thread. What a library's own code calls (uvloop, grpc, onnxruntime) is not recorded; that
@@ -35,7 +35,7 @@ from modserve.execution import inline
 
 _REPOSITORY = Path(__file__).parents[1] / "model_repository"
 _SOURCE = Path(modserve.__file__).parent
-PAGE = Path(__file__).parents[1] / "docs" / "design" / "calls.md"
+PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 _DOOR = "InstancePool.run"
 _OUTCOME = "Inflight.settle"
 _WARM_UP = 100
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("wire", nargs="?", choices=_CLIENTS, default="http")
     parser.add_argument("--summary", action="store_true", help="print numbers in place of the calls")
     parser.add_argument("--ways", action="store_true", help="print the ways in and out alone")
-    parser.add_argument("--write", action="store_true", help="renew docs/design/calls.md")
+    parser.add_argument("--write", action="store_true", help="renew docs/design.md")
     arguments = parser.parse_args()
     if arguments.write:
         recordings = {wire: uvloop.run(record(wire)) for wire in _CLIENTS}

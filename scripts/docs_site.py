@@ -45,6 +45,9 @@ MOVED: dict[str, str] = {
     "python-examples.html": "python-models.html",
     "python-from-triton.html": "python-models.html#differences-from-triton",
     "python-functions.html": "python-models.html#functions",
+    "design/calls.html": "design.html#one-inference-call-by-call",
+    "engines/tensorrt.html": "engines/gpu.html#tensorrt",
+    "loading.html": "repositories.html#model-control",
 }
 """Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
 

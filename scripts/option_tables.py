@@ -47,7 +47,7 @@ MORE = {
     "http-client-timeout": "limits.md",
     "http-restricted-api": "access.md#restricting-calls",
     "metrics-config": "metrics.md",
-    "model-control-mode": "loading.md",
+    "model-control-mode": "repositories.md#model-control",
     "model-memory-limit": "memory.md",
     "model-repository": "repositories.md",
     "orca": "operations.md#load-reports",

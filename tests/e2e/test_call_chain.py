@@ -1,4 +1,4 @@
-"""docs/design/calls.md shows the calls of an inference as they are."""
+"""docs/design.md shows the calls of an inference as they are."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import call_chain
 
 
 def test_the_page_shows_the_calls_of_an_inference(tmp_path: Path) -> None:
-    source = {**os.environ, "PYTHONPATH": str(call_chain.PAGE.parents[2] / "src")}  # compiled code records no calls
+    source = {**os.environ, "PYTHONPATH": str(call_chain.PAGE.parents[1] / "src")}  # compiled code records no calls
     page = call_chain.PAGE.read_text(encoding="utf-8")
     for wire in ("http", "grpc"):
         ways = subprocess.run(

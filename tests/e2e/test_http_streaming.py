@@ -312,7 +312,7 @@ def test_the_recipes_of_the_documentation(streaming: ServerProcess) -> None:
     page = (EXAMPLES.parent / "docs" / "protocol.md").read_text()
     section = page.partition("\n## Streams over HTTP\n")[2].partition("\n## ")[0]
     recipes = re.findall(r"^```sh\n(.*?)^```\n\n^```\w*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert len(recipes) == 3
+    assert len(recipes) == 2
     for command, expected in recipes:
         told = command.replace("localhost:8000", f"{HOST}:{streaming.http_port}").replace("curl", "curl -sS", 1)
         done = subprocess.run(["bash", "-c", told], capture_output=True, text=True, check=True, timeout=SECONDS)

@@ -21,11 +21,10 @@ TWOS = "[[2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2]]\n"
 PRINTED: Mapping[str, str] = {
     "by_address.py": TWOS + "simple 1\n",
     "in_process.py": f"[{list(range(1, 17))}]\n",
-    "values.py": "image FP32 (-1, 64)\n(1, 10)\n(3, 10) 1 mine\n",
-    "streams.py": "7\n8\n9\n{'OUT': 7, 'IDX': 0}\n{'OUT': 8, 'IDX': 1}\n{'OUT': 9, 'IDX': 2}\n",
+    "values.py": "(1, 10)\n(3, 10) 1 mine\n",
+    "streams.py": "7\n8\n9\n",
     "errors.py": "NOT_FOUND 404 Request for unknown model: 'nosuch' is not found\n",
-    "asynchronous.py": "[3, 3, 3, 3]\n7\n8\n",
-    "server.py": "0\n",
+    "asynchronous.py": "[3, 3, 3, 3]\n",
 }
 PYTEST = (
     "-m",

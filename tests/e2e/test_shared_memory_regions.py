@@ -3,7 +3,6 @@
 import inspect
 import os
 import queue
-import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -224,12 +223,34 @@ def test_a_stream(sharing: Server, region: Any) -> None:
         eventually(lambda: not client.get_system_shared_memory_status().regions)
 
 
-def test_the_example_of_the_documentation(sharing: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (EXAMPLES.parent / "docs" / "protocol.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (shown,) = [block for block in blocks if "shared_memory" in block]
+EXAMPLE = """
+import numpy as np
+import tritonclient.http as client
+import tritonclient.utils.shared_memory as shm
+
+a = np.arange(16, dtype=np.int32).reshape(1, 16)
+b = np.ones((1, 16), dtype=np.int32)
+region = shm.create_shared_memory_region("numbers", "/numbers", 192)
+shm.set_shared_memory_region(region, [a, b])
+
+with client.InferenceServerClient("localhost:8000") as server:
+    server.register_system_shared_memory("numbers", "/numbers", 192)
+    inputs = [client.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    inputs[0].set_shared_memory("numbers", 64)
+    inputs[1].set_shared_memory("numbers", 64, offset=64)
+    output = client.InferRequestedOutput("OUTPUT0")
+    output.set_shared_memory("numbers", 64, offset=128)
+    server.infer("simple", inputs, outputs=[output])
+    print(shm.get_contents_as_numpy(region, np.int32, [1, 16], offset=128))
+    server.unregister_system_shared_memory("numbers")
+
+shm.destroy_shared_memory_region(region)
+"""
+
+
+def test_a_program_with_tritonclient(sharing: Server, capsys: pytest.CaptureFixture[str]) -> None:
     key = KEY.removeprefix("/")
-    exec(shown.replace("localhost:8000", f"{HOST}:{sharing.http_port}").replace("/numbers", f"/{key}_numbers"), {})
+    exec(EXAMPLE.replace("localhost:8000", f"{HOST}:{sharing.http_port}").replace("/numbers", f"/{key}_numbers"), {})
     assert "[[ 1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16]]" in capsys.readouterr().out
 
 

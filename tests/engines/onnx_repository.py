@@ -35,4 +35,4 @@ def page_configs() -> dict[str, str]:
     """The configurations that docs/engines/onnxruntime.md shows, by what they are about."""
     page = Path(__file__).parents[2] / "docs" / "engines" / "onnxruntime.md"
     blocks = re.findall(r"^```protobuf\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return dict(zip(("start", "sessions", "openvino", "gpu", "operators"), blocks, strict=True))
+    return dict(zip(("start", "openvino"), blocks, strict=True))

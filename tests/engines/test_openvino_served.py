@@ -158,7 +158,7 @@ def test_many_clients_keep_the_streams_of_an_instance_busy(server: ServerProcess
 
 
 def test_the_configurations_of_the_page(server: ServerProcess) -> None:
-    assert len(shown_configurations()) == 2
+    assert len(shown_configurations()) == 1
     for number in range(len(shown_configurations())):
         assert (over_http(server, f"shown_{number}", two_arrays(3)).as_numpy("SUM") == 6).all()
 

@@ -44,9 +44,14 @@ class Text(torch.nn.Module):
         return {"vector": vector * weights, "half": vector.to(torch.float16)}
 
 
-# The configurations of docs/engines/pytorch.md
 PAGE = (Path(__file__).parents[2] / "docs" / "engines" / "pytorch.md").read_text(encoding="utf-8")
-CONFIG, CLASS_CONFIG = re.findall(r"^```\n((?:backend|platform): .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+(CONFIG,) = re.findall(r"^```\n((?:backend|platform): .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CLASS_CONFIG = """
+backend: "pytorch"
+runtime: "model.py"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
 CLASS = """
 import torch
 

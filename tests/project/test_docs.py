@@ -1,7 +1,6 @@
 """The Python shown in the documentation does what is said of it."""
 
 import ast
-import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,15 +162,6 @@ def test_the_option_file_of_the_page_on_options(tmp_path: Path) -> None:
     assert settings.repositories == (Path("/models"), Path("/more-models"))
     assert settings.backend_config == {"onnxruntime": {"default-max-batch-size": "4"}}
     assert (settings.http.port, *settings.trace_level, settings.trace_file) == (8000, "TIMESTAMPS", "trace.json")
-
-
-async def test_the_engine_of_the_page_in_another_process(names: dict[str, Any], tmp_path: Path) -> None:
-    write_model(tmp_path, "double", DOUBLE)
-    settings = Settings(model_repository=(tmp_path,))
-    engine = backend(names, model_of(names, "ProcessInstance"))
-    async with InferenceServer(settings, backends={"double": engine}) as server:
-        results = await asyncio.gather(*(double(server, "double", value) for value in range(20)))
-    assert results == [[[2.0 * value, 2.0 * value + 2]] for value in range(20)]
 
 
 async def test_the_engine_of_the_page_that_calls_another_model(names: dict[str, Any], tmp_path: Path) -> None:
