@@ -120,24 +120,28 @@ def attacked(server: ServerProcess, name: str, limits: Limits = Limits()) -> Ite
     with _watching(server) as watching:
         yield cost
         try:
-            eventually(lambda: _recovered(cost, limits, footprint(server.pid)))
-        except (AssertionError, OSError):
-            pass  # said below, in words
+            # The footprint that counts: at any other moment a server may have opened a file.
+            cost.after = eventually(lambda: _recovered(cost, limits, footprint(server.pid)))
+        except AssertionError:
+            cost.after = footprint(server.pid)  # what is wrong is said below, in words
+        except OSError:
+            pass  # the server has ended
         watching.stop()
     assert server.running, f"the server has ended:\n{server.log[-4000:]}"
     cost.cpu_seconds = cpu_seconds(server.pid) - began
-    cost.after, cost.peak_mb = footprint(server.pid), peak_mb(server.pid)
+    cost.peak_mb = peak_mb(server.pid)
     cost.live_seconds, cost.live_raw_seconds = watching.worst()
     COSTS.append(cost)
     _check(cost, limits, watching.failure, server.log[logged:])
 
 
-def _recovered(cost: Cost, limits: Limits, now: Footprint) -> bool:
-    return (
+def _recovered(cost: Cost, limits: Limits, now: Footprint) -> Footprint | None:
+    recovered = (
         now.rss_mb <= cost.before.rss_mb + limits.left_mb
         and now.descriptors <= cost.before.descriptors + 1  # the probe's own connection
         and now.threads <= cost.before.threads + _LEFT_THREADS
     )
+    return now if recovered else None
 
 
 def _check(cost: Cost, limits: Limits, failure: str, log: str) -> None:

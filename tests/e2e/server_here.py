@@ -57,6 +57,7 @@ class ServerHere(Server):
         self, repositories: Sequence[Path], options: Sequence[str] = (), environment: Mapping[str, str] = NO_VARIABLES
     ) -> None:
         super().__init__()
+        self._alone = False
         assert not [each for each in options if re.match("--(workers|supervise)", each)], "options of a process"
         self._code: int | None = None
         self._begun = threading.Event()

@@ -138,11 +138,10 @@ def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
     try:
         repository = TemporaryRepository({path: hashlib.sha256(content).digest() for path, content in files.items()})
         root = repository.path / name
-        root.mkdir()
+        for folder in {root, *(root / os.path.dirname(path) for path in files)}:
+            folder.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
-            target = root / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+            (root / path).write_bytes(content)
     except OSError as error:
         if repository is not None:
             repository.remove()
