@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
@@ -333,6 +334,28 @@ class Clients:
         if response.status != 200:
             return questions.error_of_http(response.status, document), 0, complaint
         return None, int(document["outputs"][0]["data"][0]), complaint
+
+    def upload(self, question: Question, pause: Callable[[], object], over_grpc: bool) -> Ticket:
+        """Send all of a request but its last byte, and that after `pause`."""
+        ticket = self._ledger.open(question.model, f"an upload, gRPC: {over_grpc}", number=question.number)
+
+        def by_http() -> Answer:
+            with closing(HTTPConnection(HOST, self.http_port, timeout=SECONDS)) as connection:
+                target, headers = self.setting.place(f"{question.path}/infer", use=False)
+                connection.putrequest("POST", target)
+                for name, value in {**headers, "Content-Length": str(len(question.json))}.items():
+                    connection.putheader(name, value)
+                connection.endheaders(question.json[:-1])
+                pause()
+                connection.send(question.json[-1:])
+                response = connection.getresponse()
+                return questions.of_http(question, response.status, response.read())
+
+        def by_frames() -> Answer:
+            return questions.by_frames(self.grpc_port, question, self.setting, pause=pause)
+
+        self.run(ticket, by_frames if over_grpc else by_http)
+        return ticket
 
     # Clients that leave
 

@@ -38,6 +38,9 @@ PATIENCE_S = 30.0
 _ROUNDS_S = 30.0
 """In which counts must be back, and models ready: their processes may have to start again."""
 
+_AFTER_THE_FAREWELL_S = 1.2
+"""After the port is closed: longer than a server that stops waits for idle connections."""
+
 _MOST_KILLS = 2
 _MORE_THREADS = 8
 """Pools fill as they are first used."""
@@ -414,10 +417,13 @@ class Product:
 
     # The end
 
-    def stop(self, count: int = 0, ms: int = 0, racers: int = 0, *, drains: bool = False, loads: str = "") -> None:
+    def stop(
+        self, count: int = 0, ms: int = 0, racers: int = 0, *, uploads: int = 0, drains: bool = False, loads: str = ""
+    ) -> None:
         """SIGTERM while `count` requests are under way, and `racers` kept connections send one after the other.
 
-        `drains`: the server is drained by a call before; `loads`: the model that a call loads meanwhile.
+        `uploads`: requests that have come but for their last byte, which follows when idle connections may send nothing
+        more. `drains`: the server is drained by a call before; `loads`: the model that a call loads meanwhile.
         """
         self.settle()
         accepted = [self.send(models.SLOW, WAYS[place % len(WAYS)], ms) for place in range(count)]
@@ -436,11 +442,19 @@ class Product:
             thread.start()
         for _ in threads:
             self._racing.acquire()
+        stopping, halves = threading.Event(), threading.Semaphore(0)
+        accepted = [self._upload(stopping, halves, over_grpc=bool(place % 2)) for place in range(uploads)]
+        sent += [ticket.number for ticket in accepted]
+        for _ in accepted:
+            self.check(
+                halves.acquire(timeout=PATIENCE_S), f"an upload has not begun: {[str(each) for each in accepted]}"
+            )
         disturbance = self.ledger.disturb(users, *STOPPING)
         if loads:
             models.touch_files(self._repository, loads)
             threads.append(threading.Thread(target=self._load_while_stopping, args=(loads,)))
             threads[-1].start()
+        stopping.set()
         if drains:
             report = self.order("/v2/health/drain")
             self.check(report.status == 200 and report.json["drained"], f"not drained: {report}")
@@ -458,6 +472,16 @@ class Product:
         self.check(not complaints, "\n".join(complaints[:20]))
         disturbance.close()
         self._end()
+
+    def _upload(self, stopping: threading.Event, half: threading.Semaphore, over_grpc: bool) -> Ticket:
+        def pause() -> None:
+            half.release()
+            stopping.wait()
+            self.until(lambda: http_refuses(self.server.http_port), "a server that stops takes new connections")
+            time.sleep(_AFTER_THE_FAREWELL_S)
+
+        number = self.ledger.number()
+        return self.clients.upload(Question(models.PLAIN, number, (number, 0)), pause, over_grpc)
 
     def _is_answered_or_killed(self, ticket: Ticket) -> bool:
         """The latter by a kill before the stop, which the ledger judges."""
@@ -509,8 +533,10 @@ class Product:
         finally:
             self.server.dispose()
 
-    def restart(self, count: int, ms: int, racers: int, *, drains: bool = False, loads: str = "") -> None:
-        self.stop(count, ms, racers, drains=drains, loads=loads)
+    def restart(
+        self, count: int, ms: int, racers: int, *, uploads: int = 0, drains: bool = False, loads: str = ""
+    ) -> None:
+        self.stop(count, ms, racers, uploads=uploads, drains=drains, loads=loads)
         self._start()
 
     def dispose(self) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
@@ -217,11 +217,12 @@ def by_generate(port: int, question: Question, setting: Setting) -> tuple[Outcom
     return outcome, complaint or wrong
 
 
-def by_frames(port: int, question: Question, setting: Setting, timeout_ms: int = 0) -> tuple[Outcome, str]:
-    """Over gRPC, with a look at the load reports."""
-    response = raw_call(
-        (HOST, port), "ModelInfer", question.message.SerializeToString(), SECONDS, timeout_ms=timeout_ms
-    )
+def by_frames(
+    port: int, question: Question, setting: Setting, timeout_ms: int = 0, pause: Callable[[], object] | None = None
+) -> tuple[Outcome, str]:
+    """Over gRPC, with a look at the load reports. `pause` comes before the last byte of the request."""
+    message = question.message.SerializeToString()
+    response = raw_call((HOST, port), "ModelInfer", message, SECONDS, timeout_ms=timeout_ms, pause=pause)
     complaint = setting.wrong_trailers(response.reports, response.status)
     if response.status != "OK":
         return error(response.status or CUT, response.message), complaint

@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -53,27 +53,41 @@ class RawResponse:
 
 
 def raw_call(
-    address: tuple[str, int], rpc: str, request: bytes, seconds: float, *, timeout_ms: int = 0, gives_up: bool = False
+    address: tuple[str, int],
+    rpc: str,
+    request: bytes,
+    seconds: float,
+    *,
+    timeout_ms: int = 0,
+    gives_up: bool = False,
+    pause: Callable[[], object] | None = None,
 ) -> RawResponse:
     """A call on a connection of its own. `timeout_ms`: what it tells the server; `gives_up`: it is reset at once.
 
-    Raises OSError if the connection does.
+    `pause` comes before the last byte of the request. Raises OSError if the connection does.
     """
     headers = [(":method", "POST"), (":scheme", "http"), (":path", _SERVICE + rpc), (":authority", "x")]
     headers += [("te", "trailers"), ("content-type", "application/grpc")]
     if timeout_ms:
         headers.append(("grpc-timeout", f"{timeout_ms}m"))
+    message = b"\0" + struct.pack(">I", len(request)) + request
+    last = DataFrame(1, message[-1:], flags=["END_STREAM"])
     frames: list[Frame] = [
         SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: _WINDOW}),
         WindowUpdateFrame(0, window_increment=_WINDOW),
         HeadersFrame(1, Encoder().encode(headers), flags=["END_HEADERS"]),
-        DataFrame(1, b"\0" + struct.pack(">I", len(request)) + request, flags=["END_STREAM"]),
+        DataFrame(1, message[:-1]),
     ]
+    if pause is None:
+        frames.append(last)
     if gives_up:
         frames += [RstStreamFrame(1, error_code=8), PingFrame(0, _FINISHED)]
     response, decoder = RawResponse(), Decoder()
     with socket.create_connection(address, seconds) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(each.serialize() for each in frames))
+        if pause is not None:
+            pause()
+            connection.sendall(last.serialize())
         for frame in _frames(connection):
             if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
                 connection.sendall(SettingsFrame(0, flags=["ACK"]).serialize())

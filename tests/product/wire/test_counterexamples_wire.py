@@ -47,3 +47,9 @@ def test_kept_connections_are_served_until_the_server_has_told_them(product: Pro
     """SIGTERM cut those between two requests."""
     for _ in range(3):
         product.restart(count=4, ms=50, racers=4)
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_requests_that_have_begun_to_arrive_are_served(product: Product, drains: bool) -> None:
+    """SIGTERM cut those that took longer than an idle connection is waited for."""
+    product.restart(count=2, ms=20, racers=1, uploads=4, drains=drains)

@@ -271,15 +271,17 @@ class WireMachine(RuleBasedStateMachine):
         count=st.integers(0, 10),
         ms=st.sampled_from([20, 100]),
         racers=st.integers(0, 4),
+        uploads=st.integers(0, 3),
         drains=st.booleans(),
         loads=st.sampled_from(["", "", models.VERSIONS, models.MANY]),
     )
-    def restart(self, count: int, ms: int, racers: int, drains: bool, loads: str) -> None:
+    def restart(self, count: int, ms: int, racers: int, uploads: int, drains: bool, loads: str) -> None:
         def restart() -> None:
             self.cancels.clear()
-            self.product.restart(count, ms, racers, drains=drains, loads=loads)
+            self.product.restart(count, ms, racers, uploads=uploads, drains=drains, loads=loads)
 
-        text = f"{'a drain, then ' * drains}SIGTERM with {count} under way and {racers} that go on"
+        under_way = f"{count} under way, {uploads} that arrive and {racers} that go on"
+        text = f"{'a drain, then ' * drains}SIGTERM with {under_way}"
         self.step(f"{text}{f', during a load of {loads}' * bool(loads)}, and a new start", restart)
 
     def teardown(self) -> None:
