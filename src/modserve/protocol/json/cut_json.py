@@ -108,7 +108,7 @@ def _next_key(text: bytes, key: bytes, position: int) -> int:
         start = text.find(key, position, position + _LOOK + len(key) - 1)
         if start < 0:
             position += _LOOK
-        elif text[max(0, start - 1) : start] != b"\\":
+        elif text[start - 1 : start] != b"\\":
             return start + len(key)
         else:  # inside a string
             position = start + len(key)
