@@ -81,6 +81,7 @@ def test_rates_and_recent_times() -> None:
     shares = [75, 0, 12, 0]
     assert row == TopRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, row.p50, row.p99, shares, 0, 3, row.advice)
     assert row.advice.startswith("75 % of the time is spent in the queue: ")
+    assert "'modserve tune a'" in row.advice
     assert [row.p50, row.p99] == pytest.approx([0.001, 0.001], rel=0.01)
     [alone] = rows([first])
     assert (alone.per_second, alone.batch, alone.p50) == (-1, -1, -1)
