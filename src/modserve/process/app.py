@@ -165,7 +165,7 @@ class InferenceServer(LocalServer):
             _log.warning("--model-memory-limit has no effect: the system does not report the size of its memory")
         return Residency(
             limit,
-            lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
+            lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and bool(limit)),
             idle_ns=settings.model_idle_unload_secs * 10**9,
             wait_ns=settings.model_memory_wait_secs * 10**9,
             borrowers=Borrowers(table.loans.lent, table.loans.wait_until_returned),

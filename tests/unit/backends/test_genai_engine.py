@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("openvino")
 
 from modserve.backends.generation.program.contract import GenerationCall, OutputOptions, Replies, RequestError
+from modserve.backends.generation.program.figures import clock
 from modserve.backends.generation.program.on_genai.engine import GenerationEngine
 from modserve.backends.generation.program.on_genai.sampling import SamplingParameters
 
@@ -128,9 +129,12 @@ class Bench:
         self.gauges: dict[str, float] = {}
         self.reports = 0
         """How often the server has heard of tokens."""
+        self.between: list[float] = []
+        """Seconds from one token of an output to the next."""
         self.is_due = False
         figures: Any = SimpleNamespace(
-            **dict.fromkeys(("observe", "first_token", "next_tokens", "count_end"), lambda *_: None),
+            **dict.fromkeys(("observe", "first_token", "count_end"), lambda *_: None),
+            next_tokens=self.between.append,
             count=self._count,
             set=self.gauges.__setitem__,
             is_due=lambda at: self.is_due,
@@ -246,6 +250,16 @@ def test_requests_that_come_between_two_steps_join_in_the_next(make: Callable[..
     assert not bench.engine.turn()
     assert [client.text for client in (first, *others)] == ["abc", "ab", "ab", "ab"]
     assert bench.tokens == [1, 4, 4]
+
+
+def test_seconds_between_tokens(make: Callable[..., Bench]) -> None:
+    bench = make()
+    start = clock()
+    bench.begin(max_tokens=4)
+    bench.run(4)
+    assert len(bench.between) == 3
+    assert min(bench.between) >= 0
+    assert sum(bench.between) <= clock() - start
 
 
 def test_reports_come_at_changes_and_now_and_then(make: Callable[..., Bench]) -> None:

@@ -100,6 +100,8 @@ def test_structured_outputs(name: str, rules: dict[str, Any], kind: str, text: s
         ({"temperature": True}, "sampling parameter 'temperature' is true, expected a number"),
         ({"temperature": math.nan}, "sampling parameter 'temperature' is NaN, expected a number"),
         ({"temperature": "hot"}, "sampling parameter 'temperature' is \"hot\", expected a number"),
+        ({"temperature": "h" * 78}, f"sampling parameter 'temperature' is \"{'h' * 78}\", expected a number"),
+        ({"temperature": "h" * 79}, f"sampling parameter 'temperature' is \"{'h' * 79}…, expected a number"),
         ({"top_p": 0}, "sampling parameter 'top_p' is 0, expected a number above 0 and at most 1"),
         ({"top_k": -2}, "sampling parameter 'top_k' is -2, expected an integer of -1 or more"),
         ({"max_tokens": 0}, "sampling parameter 'max_tokens' is 0, expected an integer of 1 or more"),

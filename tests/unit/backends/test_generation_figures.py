@@ -15,6 +15,9 @@ class Module:
     def __init__(self) -> None:
         changes: list[tuple[str, ...]] = []
         self.changes: list[Any] = changes
+        self.buckets: dict[str, list[float]] = {}
+        """Bounds by the names of the histograms."""
+        bounds = self.buckets
 
         class MetricFamily:
             COUNTER, GAUGE, HISTOGRAM = "increment", "set", "observe"
@@ -23,6 +26,9 @@ class Module:
                 self._name, self._kind = name.removeprefix("modserve_"), kind
 
             def Metric(self, labels: Mapping[str, str], buckets: Any = None) -> SimpleNamespace:
+                if buckets:
+                    bounds[self._name] = buckets
+
                 def change(*values: Any) -> None:
                     changes.append((self._name, *values))
 
@@ -58,6 +64,12 @@ def test_what_tokens_change_comes_with_a_report(module: Module, figures: Figures
     assert ends == [("request_success_total", 2), ("request_success_total", 1)]
     figures.report(2.0)
     assert len(module.changes) == 6
+
+
+def test_bounds_of_buckets_rise(module: Module, figures: Figures) -> None:
+    assert len(module.buckets) == 3
+    for bounds in module.buckets.values():
+        assert bounds == sorted(set(bounds))
 
 
 def test_a_report_is_due_a_while_after_the_last(figures: Figures) -> None:

@@ -18,6 +18,7 @@ from modserve.backends.onnxruntime.graph import precision
 from modserve.backends.options import library_path
 from modserve.core.configuration.model_config import Accelerator, DescribedTensor, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
+from modserve.core.runtime import long_buffers
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Buffer
 from modserve.testing import config, instance_spec
@@ -373,3 +374,23 @@ def test_any_session_entry(relu: Path, sessions: list[ort.SessionOptions]) -> No
     entries = {"session.intra_op.allow_spinning": "0", "optimization.enable_gelu_approximation": "1"}
     opened(relu, config(parameters=entries))
     assert {key: sessions[0].get_session_config_entry(key) for key in entries} == entries
+
+
+# What outputs keep of its memory
+
+
+@pytest.mark.parametrize(("rows", "counted"), [(16_383, 0), (16_384, 2 * 256 * 1024)])
+def test_outputs_from_256_kib_on_are_counted(tmp_path: Path, rows: int, counted: int) -> None:
+    four = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("IN", "OUT")]
+    path = write(tmp_path / "model.onnx", helper.make_node("Relu", ["IN"], ["OUT"]), four[:1], outputs=four[1:])
+    before = set(long_buffers.keepers())
+    model = opened(path)
+    instance = model.instance(instance_spec(config()))
+    (keeper,) = set(long_buffers.keepers()) - before
+    held = [instance.execute({"IN": np.ones((rows, 4), np.float32)}, ("OUT",)) for _ in range(2)]
+    assert keeper.spare() == 0
+    held.clear()
+    keeper.spare()  # they were in use since the last look
+    assert keeper.spare() == counted
+    instance.close()
+    model.close()

@@ -211,10 +211,10 @@ async def test_the_server_s_settings_are_kept() -> None:
     assert data == (0, 0, 1, b"\0\0\0\0\n012")
 
 
-async def test_pings_get_their_answer() -> None:
+async def test_pings_and_settings_get_their_answer() -> None:
     server = Http2(b"")
-    server.connection.data_received(frame(6, 0, 0, b"12345678"))
-    assert server.frames() == [(6, 1, 0, b"12345678")]
+    server.connection.data_received(frame(6, 0, 0, b"12345678") + frame(4, 0, 0))
+    assert server.frames() == [(6, 1, 0, b"12345678"), (4, 1, 0, b"")]
 
 
 async def test_what_ends_a_call_early() -> None:

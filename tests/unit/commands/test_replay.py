@@ -430,6 +430,7 @@ def test_the_report_for_people(report: ReplayReport) -> None:
     assert "T0[1]             1.0       1.5  1 of 2    0.5" in text
     assert "1 request not compared: its sequence is incomplete" in text
     assert "1 request not compared: its responses are incomplete" in text
+    assert "latency, ms             p50   p90   p99\n" in text
 
 
 def test_the_report_as_json(report: ReplayReport) -> None:
@@ -451,7 +452,9 @@ def test_only_some_differences_are_shown(report: ReplayReport) -> None:
 
 
 def test_an_empty_report() -> None:
-    assert "0 requests in 0 files" in "\n".join(ReplayReport(RecordIndex(), "u").text(1))
+    text = "\n".join(ReplayReport(RecordIndex(), "u").text(1))
+    assert "0 requests in 0 files" in text
+    assert "latency" not in text
 
 
 def test_one_other_model_for_all(tmp_path: Path) -> None:

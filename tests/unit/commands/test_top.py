@@ -81,6 +81,7 @@ def test_rates_and_recent_times() -> None:
     shares = [75, 0, 12, 0]
     assert row == TopRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, row.p50, row.p99, shares, 0, 3, row.advice)
     assert row.advice.startswith("75 % of the time is spent in the queue: ")
+    assert "'modserve tune a'" in row.advice
     assert [row.p50, row.p99] == pytest.approx([0.001, 0.001], rel=0.01)
     [alone] = rows([first])
     assert (alone.per_second, alone.batch, alone.p50) == (-1, -1, -1)
@@ -219,8 +220,10 @@ def test_a_server_that_is_away_for_a_while() -> None:
 def test_old_readings_do_not_count() -> None:
     *_, last = frames(*snapshots(*range(30)), most=29)
     assert last.rows[0].p99 > 0
-    quiet = [from_metrics(page(10, 10, 5, 1e4, 10), at) for at in (0.0, 1.0, 12.0, 13.0)]
-    assert frames(*quiet, most=3)[-1].rows[0].p99 == -1
+    quiet = [from_metrics(page(count, count, 5, 1e4, count), at) for count, at in ((10, 0.0), (20, 1.0), (20, 11.0))]
+    busy, last = frames(*quiet, most=2)
+    assert busy.rows[0].p99 > 0
+    assert last.rows[0].p99 == -1
 
 
 def test_lines() -> None:

@@ -223,6 +223,14 @@ def test_scalars_without_batching_are_reshaped_unseen() -> None:
     assert not found.message.input[0].HasField("reshape")
 
 
+def test_a_tensor_of_unknown_rank_is_a_scalar_only_by_dims_of_1() -> None:
+    unranked = described(replace(tensor("IN"), rank_known=False), tensor("OUT", 4))
+    one, two = (finish(ONE_EACH.replace("dims: 4", f"dims: {size}", 1), unranked).config.inputs for size in (1, 2))
+
+    assert one == (TensorSpec("IN", dtypes.FP32, (1,), reshape=()),)
+    assert two == (TensorSpec("IN", dtypes.FP32, (2,)),)
+
+
 def test_nothing_is_filled_in_without_auto_complete() -> None:
     assert problems('output { name: "OUT" data_type: TYPE_FP32 }', FIXED, auto_complete=False) == [
         "1:1: model output 'OUT' must specify 'dims' for foo",

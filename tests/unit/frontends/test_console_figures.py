@@ -111,8 +111,9 @@ def test_the_first_picture_is_whole_and_has_no_rates(reading: Counters) -> None:
     snapshot.next(reading, 10.0, 1)
     whole = shown(snapshot.whole())
     assert set(whole["models"]) == {"1:echo", "1:simple", "3:simple"}
-    assert whole["models"]["3:simple"]["requests"] == 0
-    assert whole["server"]["requests"] == 0
+    for name in ("requests", "inferences", "batches", "hits", "misses"):
+        assert (whole["models"]["3:simple"][name], whole["server"][name]) == (0, 0), name
+    assert whole["models"]["3:simple"]["failed"] == 0
     assert "workers" not in whole["server"]
 
 

@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from puppet_server import Client, Stage, infer, request, stage
 
+from modserve.frontends.http.wire.listener import HttpListener
 from modserve.server import Phase
+from modserve.settings import HttpSettings
 
 LONG = 3600.0
 """Seconds that no test waits for."""
@@ -43,6 +46,19 @@ async def test_a_request_that_was_on_its_way_is_answered(tmp_path: Path, data: b
             answers = await client.receive(2)
             assert answers[1].headers["connection"] == "close"
         assert closed(client)
+
+
+async def test_a_port_that_retires_serves_each_connection_once_more(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on, asyncio.TaskGroup() as tasks:
+        listener = HttpListener(on.server, "127.0.0.1", 0, HttpSettings(), tasks)
+        place = f"http://127.0.0.1:{await listener.start()}/v2/health/live"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert "connection" not in (await client.get(place)).headers
+            retiring = tasks.create_task(listener.retire(LONG, closing=False))
+            await asyncio.sleep(0)
+            assert (await client.get(place)).headers["connection"] == "close"
+            await retiring
+        await listener.close()
 
 
 @pytest.mark.parametrize("data", [infer(), GET, request("POST", "/v1/models/simple:predict", b"{")], ids=str)

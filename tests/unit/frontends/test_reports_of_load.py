@@ -9,7 +9,7 @@ from modserve.core.statistics.load_report import LoadReport
 from modserve.frontends.http.wire import reports
 from modserve.settings import HttpSettings
 
-REPORT = LoadReport(0.5, 0.25, 0.75, 10.0, 1.0)
+REPORT = LoadReport(0.5, 0.25, 0.75, 10.0, 1.0, {})
 HEADER = "endpoint-load-metrics"
 TEXT = "TEXT cpu_utilization=0.5, mem_utilization=0.25, application_utilization=0.75, rps_fractional=10, eps=1"
 CALLS = {"inference": infer(), "probe": request("GET", "/v2/health/ready"), "failure": request("GET", "/nosuch")}

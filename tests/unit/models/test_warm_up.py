@@ -1,7 +1,9 @@
 """From the warm-up of a configuration to what instances run, and what a model makes of it."""
 
 import asyncio
+import math
 import struct
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -230,6 +232,7 @@ ONCE = WarmUp("once", 1, 1, {"IN": ZEROS})
 async def test_every_sample_runs_on_every_instance_and_counts_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     bench = Bench(model(TWICE, ONCE), instances=2)
+    start_ns = time.monotonic_ns()
     task = bench.warm_up()
     for _ in range(2):
         assert [len(await bench.finish()) for _ in range(3)] == [3, 3, 1]
@@ -242,6 +245,8 @@ async def test_every_sample_runs_on_every_instance_and_counts_nowhere(caplog: py
         "m_0": [("twice", 2), ("once", 1)],
         "m_1": [("twice", 2), ("once", 1)],
     }
+    assert max(each["ms"] for ran in report["instances"].values() for each in ran) <= report["ms"]
+    assert report["ms"] <= math.ceil((time.monotonic_ns() - start_ns) / 1e6), "the whole was within this test"
     assert "model 'm', instance 'm_1': warm-up sample 'twice' ran 2 times in " in caplog.text
     await bench.model.close()
 

@@ -60,6 +60,12 @@ def test_a_server_at_rest() -> None:
     assert report == (0.0, 0.25, 0.0, 0.0, 0.0, {})
 
 
+def test_the_first_reading_knows_no_rates() -> None:
+    meter = LoadMeter(list, MetricStore(), cores=1.0, memory=0, cpu_s=lambda: 50.0)
+    for _ in range(2):  # and no time has passed until the second
+        assert meter.read(0.0) == (0.0, 0.0, 0.0, 0.0, 0.0, {})
+
+
 def test_rates_and_the_busiest_model() -> None:
     slow, fast = Model("slow", instances=2), Model("fast")
     machine = Machine(slow, fast)

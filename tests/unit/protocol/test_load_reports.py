@@ -21,7 +21,7 @@ def test_text() -> None:
 
 
 def test_text_without_exponents() -> None:
-    report = LoadReport(rps_fractional=123456789.0, cpu_utilization=0.0001)
+    report = LoadReport(0.0001, 0.0, 0.0, 123456789.0, 0.0, {})
     assert load_report.text(report).startswith("TEXT cpu_utilization=0.0001, ")
     assert "rps_fractional=123456789," in load_report.text(report)
 
@@ -32,7 +32,7 @@ def test_json() -> None:
     assert word == "JSON"
     assert values.pop("named_metrics")["queue.a-b"] == 3
     assert values == {**FIGURES, "rps_fractional": 1234567.25, "eps": 0.0}
-    assert "named_metrics" not in load_report.json(LoadReport())
+    assert "named_metrics" not in load_report.json(REPORT._replace(named_metrics={}))
 
 
 def check(message: orca.OrcaLoadReport) -> None:

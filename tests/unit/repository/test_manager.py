@@ -90,6 +90,13 @@ async def test_the_latest_ready_version_answers(bench: Bench) -> None:
     assert bench.table.get("a", None).id == ("a", 9)
 
 
+async def test_a_version_that_the_policy_leaves_out_says_so(bench: Bench) -> None:
+    found = await bench.blueprints(a=(1, 2))
+    await bench.manager.reconcile({"a": dataclasses.replace(found["a"], versions=(2,))})
+    assert "version 1 in the model's folder is not served: version_policy selects 2" in bench.refusal("a", 1)[1]
+    assert "version_policy" not in bench.refusal("a", 3)[1]
+
+
 async def test_nothing_is_loaded_twice(bench: Bench) -> None:
     await bench.reconcile(a=(1,))
     await bench.reconcile(a=(1, 2))

@@ -23,6 +23,7 @@ def described(folder: Path, files: dict[str, Any], settings: TextSettings = NO_T
 
 TASKS: dict[str, tuple[dict[str, Any], TextTask | None]] = {
     "nothing but a tokenizer": ({}, TextTask.EMBEDDING),
+    "an empty list of architectures": ({"config.json": {"architectures": []}}, TextTask.EMBEDDING),
     "an encoder": ({"config.json": {"architectures": ["BertModel"]}}, TextTask.EMBEDDING),
     "a masked language model": ({"config.json": {"architectures": ["BertForMaskedLM"]}}, TextTask.EMBEDDING),
     "a cross-encoder by its number of labels": (

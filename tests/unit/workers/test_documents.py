@@ -96,6 +96,14 @@ def test_a_routing_has_the_counts_of_all_workers() -> None:
     }
 
 
+def test_a_model_version_goes_with_its_last_worker_and_a_tenant_stays() -> None:
+    versions, tenants = [{"name": "m", "version": "1", "done": 1}], [{"name": "t", "done": 2}]
+    served = WorkerPage(tables({"models": versions, "tenants": tenants}))
+    past = WorkerPage({name: table for name, table in served.families.items() if table.kind == "counter"})
+    assert document(merge([past])[0]) == {"models": [], "tenants": tenants}
+    assert document(merge([past, served])[0])["models"] == [{**versions[0], "done": 2}]
+
+
 def test_a_document_alone_stays_as_it_is() -> None:
     rows: list[dict[str, Any]] = [
         {"name": "m", "version": "", "counts": None, "none": [], "closed": {}, "ready": True, "reason": ""}

@@ -92,7 +92,7 @@ def _make_up_inputs(arguments: Iterable[ort.NodeArg]) -> Iterable[tuple[str, Arr
     """Yield inputs of the least size for a run that computes nothing."""
     for argument in arguments:
         described = describe(argument)
-        shape = [max(1, size) if size < 0 else size for size in described.shape]
+        shape = [abs(size) for size in described.shape]  # 1 for variable dimensions, which are -1
         if described.datatype is dtypes.BYTES:
             yield argument.name, np.full(shape, "", object)
         else:

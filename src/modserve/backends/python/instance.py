@@ -191,13 +191,13 @@ class WorkerInstance:
         if size <= _LARGE_BYTES:
             if size > INLINE_BYTES:
                 worker.trim_later()
-            frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
+            frame = execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
             (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
             self._on_sent(batch)
             return
         worker.trim_later()
         writing = worker.loop.run_in_executor(
-            None, _execute_frame, requests, numbers, worker.descriptions, worker.arena.place
+            None, execute_frame, requests, numbers, worker.descriptions, worker.arena.place
         )
         writing.add_done_callback(functools.partial(self._on_written, batch))
 
@@ -357,12 +357,13 @@ def as_error(extras: Mapping[str, Any]) -> ModserveError:
     return ModserveError(Code[extras["code"]], str(extras["message"]))
 
 
-def _execute_frame(
+def execute_frame(
     requests: Sequence[EngineRequest],
     numbers: Sequence[int],
     descriptions: Descriptions,
     place: Callable[[Any, int], Location],
 ) -> bytes:
+    """Encode a batch of requests for the worker; `place` puts large elements into shared memory."""
     entries = []
     for index, request in enumerate(requests):
         tensors = request.tensors

@@ -10,9 +10,9 @@ REPORT_FORMATS: Final[tuple[ReportFormat, ...]] = ("text", "json", "bin")
 class LoadReport(NamedTuple):
     """The figures of ORCA's ``OrcaLoadReport``. Rates are per second, utilizations parts of 1, or more."""
 
-    cpu_utilization: float = 0.0
-    mem_utilization: float = 0.0
-    application_utilization: float = 0.0
-    rps_fractional: float = 0.0
-    eps: float = 0.0
-    named_metrics: Mapping[str, float] = {}
+    cpu_utilization: float
+    mem_utilization: float
+    application_utilization: float
+    rps_fractional: float
+    eps: float
+    named_metrics: Mapping[str, float]

@@ -103,15 +103,12 @@ def _arrays_after(text: bytes, key: bytes, find: Callable[[bytes, int], LongArra
 
 
 def _next_key(text: bytes, key: bytes, position: int) -> int:
-    """Return the position after the first `key` from `position` on; -1 if there is none."""
+    """Return the position after the first `key` from `position` on, which may end a longer key; -1 if there is none."""
     while position < len(text):
         start = text.find(key, position, position + _LOOK + len(key) - 1)
-        if start < 0:
-            position += _LOOK
-        elif text[max(0, start - 1) : start] != b"\\":
+        if start >= 0:
             return start + len(key)
-        else:  # inside a string
-            position = start + len(key)
+        position += _LOOK
     return -1
 
 

@@ -92,6 +92,13 @@ WIRE = {
         [("headers", 1, b"abc", True)],
         b"",
     ),
+    "headers in as many parts as may be": (
+        frame(HEADERS, 0, 1, b"a")
+        + frame(CONTINUATION, 0, 1, b"b") * (LIMITS.continuations - 1)
+        + frame(CONTINUATION, END_HEADERS, 1, b"c"),
+        [("headers", 1, b"a" + b"b" * (LIMITS.continuations - 1) + b"c", False)],
+        b"",
+    ),
     "long headers": (frame(HEADERS, END_HEADERS, 1, LONG), [("headers", 1, LONG, False)], b""),
     "data": (frame(DATA, 0, 1, b"abc"), [("data", 1, 3, 0)], b"abc"),
     "padded data": (frame(DATA, PADDED | END_STREAM, 1, b"\2abc\0\0"), [("data", 1, 6, 3), ("end",)], b"abc"),

@@ -140,7 +140,7 @@ async def test_a_download_that_failed_is_tried_again_later(shop: Shop) -> None:
             await shop.repository.fetch(m, 2)
         up(shop)
         assert (await look(shop))["m"].mark(2) == m.mark(2)
-        shop.clock.now += 10 * count + 1
+        shop.clock.now += 10 * count
         again = (await look(shop))["m"]
         assert (again.mark(1), again.mark(2) == m.mark(2)) == (m.mark(1), False)
         assert (await look(shop))["m"].mark(2) == again.mark(2)

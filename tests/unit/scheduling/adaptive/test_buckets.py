@@ -92,6 +92,12 @@ def test_another_load_is_learnt_and_the_old_one_forgotten() -> None:
     assert WORTH < 0.5
 
 
+def test_a_length_that_came_once_is_forgotten_in_the_third_round() -> None:
+    buckets = taught(LengthBuckets(1, relearn_every=128), [4000, *[10] * 255])
+    assert buckets.bounds == (4000,)
+    assert taught(buckets, [10] * 128).bounds == (10,)
+
+
 def test_lengths_of_one_kind_have_one_range() -> None:
     buckets = taught(LengthBuckets(4), [64] * 1000)
     assert buckets.bounds == (64,)

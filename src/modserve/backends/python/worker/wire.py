@@ -94,7 +94,7 @@ def read_json(body: memoryview) -> Any:
     return json.loads(bytes(body))
 
 
-def text_frame(kind: int, text: str, argument: int = 0) -> bytes:
+def text_frame(kind: int, text: str, argument: int) -> bytes:
     body = text.encode("utf-8", "backslashreplace")
     return HEADER.pack(len(body), kind, 0, argument) + body
 
