@@ -218,7 +218,7 @@ class Authority:
             try:
                 return self.resolve(credentials)
             except UnauthenticatedError as error:
-                if error.message != _UNKNOWN or not self._tokens.expected(secret_of(credentials)):
+                if error.message != _UNKNOWN or not self._tokens.may_be_token(secret_of(credentials)):
                     raise
             tokens = self._tokens
             await tokens.verify(secret_of(credentials))
