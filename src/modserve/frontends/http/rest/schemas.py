@@ -1,4 +1,4 @@
-"""Documentation of request and response bodies, and of calls."""
+"""OpenAPI schemas of request and response bodies, and parts of the documentation of calls."""
 
 from typing import Any
 
@@ -181,11 +181,11 @@ _BODIES: dict[str, tuple[str, str]] = {
     ),
     "VersionStatuses": ("model_version_status: [VersionStatus]", ""),
 }
-"""Members and description by name. A member with ``?`` is optional or null; a type in brackets is an array."""
+"""Fields and description of each body. ``?`` marks a field that is optional or null. Brackets mark an array."""
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """Return the JSON schema of a type in this notation."""
+    """Return the JSON schema of a type in the notation of `_BODIES`."""
     if name.startswith("["):
         return {"type": "array", "items": _schema(name[1:-1])}
     if name[0].isupper():
@@ -208,12 +208,12 @@ def _object(members: str, description: str) -> dict[str, Any]:
 
 SCHEMAS = {name: _object(*body) for name, body in _BODIES.items()}
 
-for _settings in ("LogSettings", "TraceSettings"):  # a change has any subset of the settings
+for _settings in ("LogSettings", "TraceSettings"):  # a change may contain any subset of the settings
     SCHEMAS[f"{_settings}Change"] = {"type": "object", "properties": SCHEMAS[_settings]["properties"]}
 
 
 def response_of(name: str, description: str = "Successful Response") -> dict[str, Any]:
-    """Document a response: a body of the table, ``object`` for any object, an array in brackets."""
+    """Document a response. `name` is a type in the notation of `_BODIES`."""
     return {"description": description, "content": {MIME_JSON: {"schema": _schema(name)}}}
 
 
@@ -235,22 +235,22 @@ FAILURES = (400, 404, 429, 500, 503)
 
 
 def errors_of(*statuses: int, body: str = "ErrorAnswer") -> dict[int | str, dict[str, Any]]:
-    """Document a call's failures, all with the same body of the table."""
+    """Document the failures of a call. All have the same body."""
     return {status: response_of(body, _ERRORS[status]) for status in statuses}
 
 
 def responses_of(name: str, *errors: int) -> dict[int | str, dict[str, Any]]:
-    """Document a call's responses: status 200 as in `response_of`, and `errors` by status."""
+    """Document the responses of a call: status 200 with the body `name`, and failures."""
     return {200: response_of(name), **errors_of(*errors)}
 
 
 def body_of(name: str, required: bool = True) -> dict[str, Any]:
-    """Document a body that the call itself reads."""
+    """Document a request body that FastAPI does not read."""
     return {"requestBody": {"required": required, "content": {MIME_JSON: {"schema": _schema(name)}}}}
 
 
 def empty_of(*errors: int) -> dict[int | str, dict[str, Any]]:
-    """Document a call with an empty response, and its failures."""
+    """Document a call with an empty response, and failures."""
     return {200: {"description": "Successful Response"}, **errors_of(*errors)}
 
 
