@@ -181,7 +181,7 @@ def fit(array: Array, spec: InputSpec) -> Array:
 def _describe_expected(dims: Shape) -> str:
     rest = dims[1:] if dims[:1] == (-1,) else dims
     if -1 in rest:
-        return f"expected {len(dims)} dimensions, of which -1 has any size"
+        return f"expected {len(dims)} dimensions, where -1 is any size"
     return (
         f"expected {math.prod(rest)} elements{' for each row' if rest != dims else ''}, or one number for all of them"
     )
@@ -218,8 +218,8 @@ def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
     if ending in (".bin", ".raw") and len(content) % spec.datatype.size == 0:
         return fit(np.frombuffer(content, spec.datatype.numpy), spec)
     raise invalid(
-        f"{file} cannot be a value of input '{spec}'; read are .npy, .npz, .json, .txt and .csv with numbers, .bin "
-        f"with {spec.datatype.size}-byte elements, and pictures ({' '.join(IMAGES)})"
+        f"{file} is not a file for input '{spec}': expected .npy, .npz, .json, .txt or .csv with numbers, .bin "
+        f"with {spec.datatype.size}-byte elements, or a picture ({' '.join(IMAGES)})"
     )
 
 
@@ -236,7 +236,7 @@ def _read_bytes(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise invalid(f"cannot read {file}: {error.strerror}; a text that begins with @ is written @@") from None
+        raise invalid(f"cannot read {file}: {error.strerror}; write @@ for a text that begins with @") from None
 
 
 def _decode_text(file: str, content: bytes) -> str:
@@ -252,7 +252,7 @@ def _load_numpy(file: str, content: bytes) -> Any:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (ValueError, OSError, EOFError, KeyError) as error:
-        raise invalid(f"{file} is not a numpy file without objects: {error}") from None
+        raise invalid(f"{file} is not a numpy file, or contains Python objects: {error}") from None
 
 
 def _read_table(file: str, text: str) -> Array:
@@ -304,7 +304,7 @@ def remark_on_sizes(samples: Mapping[str, Tensor], inputs: Sequence[InputSpec]) 
         return ""
     listed = " and ".join(f"'{spec.name}' {list(spec.shape)}" for spec, _ in made_up)
     shapes = " ".join(f"--shape {spec.name}:{sizes}" for spec, sizes in made_up)
-    return f"the variable sizes of {listed} are made up; other ones: {shapes}"
+    return f"the variable sizes of {listed} are made up; set them with {shapes}"
 
 
 def parameter(text: str) -> tuple[str, bool | int | float | str]:

@@ -63,7 +63,7 @@ def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, 
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         raise TritonModelException(
-            f"{subject} has {count} masked element{'s' if count != 1 else ''}, which no client would know of; "
+            f"{subject} has {count} masked element{'s' if count != 1 else ''}, which the protocol cannot express; "
             "array.filled(value) gives them a value"
         )
     return np.asarray(array)

@@ -86,7 +86,7 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
                 break
             await asyncio.sleep(_POLL_S)
         else:
-            _log.warning("model '%s' still has requests, %d s after SageMaker has unloaded it", model, _UNLOAD_S)
+            _log.warning("model '%s' still has requests %d s after SageMaker asked to unload it", model, _UNLOAD_S)
         await on_thread(links.remove, model)
         return Response(media_type=MIME_JSON)
 
