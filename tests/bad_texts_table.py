@@ -148,7 +148,7 @@ ROWS: dict[str, Row] = {
     "chat: a model without a text": Row(CHAT, say(model="add"),
         "model 'add' does not generate text: that takes an input and an output of one text, such as text_input and text_output"),
     "chat: a model without a template": Row(CHAT, say(model="raw"),
-        "model 'raw' has no chat template: put chat_template.jinja or tokenizer_config.json into its version's folder, set the parameter chat_template in its configuration, or send the whole prompt to /v1/completions"),
+        "model 'raw' has no chat template: put chat_template.jinja or tokenizer_config.json into its version's folder, or set the parameter chat_template in its configuration; or send the whole prompt to /v1/completions"),
     "chat: no messages": Row(CHAT, {"model": "speaker"}, "'messages' is missing", "messages"),
     "chat: an empty conversation": Row(CHAT, {"model": "speaker", "messages": []}, "'messages' is empty", "messages"),
     "chat: a text in place of messages": Row(CHAT, {"model": "speaker", "messages": "a"},

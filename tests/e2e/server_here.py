@@ -88,7 +88,7 @@ class ServerHere(Server):
             del os.environ[name]
         stack.enter_context(patch.multiple(cli, signal=MagicMock(), standard_streams=MagicMock(), _become=None))
         # The garbage collector would go through all that the tests hold.
-        stack.enter_context(patch.multiple(app, Freezer=MagicMock(), set_aside=MagicMock()))
+        stack.enter_context(patch.multiple(app, Freezer=MagicMock(), freeze_uncollected=MagicMock()))
         stack.enter_context(patch.object(app, "_handle_signals", self._set_up))
 
     def _close_log(self) -> None:

@@ -63,7 +63,7 @@ ARTIFACTS: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     "keras": ({"1/model.h5": b"x"}, r"'1/model.h5' is a Keras file: .*model.export\('model.savedmodel'\)"),
     "llama": ({"1/llama.gguf": b"x"}, r"'\S+/1/llama.gguf' is not a GGUF file that can be read: it ends too early"),
-    "plan": ({"1/model.plan": b"ptrt"}, r"is a TensorRT engine, which needs an NVIDIA GPU .* Serve the ONNX file that"),
+    "plan": ({"1/model.plan": b"ptrt"}, r"is a TensorRT engine\. It needs the kind of .* Serve the ONNX file that"),
     "flat": ({"resnet.onnx": b"x"}, r"move 'resnet.onnx' to '1/model.onnx'"),
     "v": ({"v1/model.onnx": b"x"}, r"folder 'v1' is not a version: versions are named by whole numbers, such as '1'"),
     "pointer": (

@@ -142,7 +142,7 @@ def test_an_inference(server: ServerProcess, tmp_path: Path, over: str) -> None:
 
 def test_sizes_that_are_made_up(server: ServerProcess) -> None:
     text = run(server, "infer", "digits_pipeline", "--sample")
-    assert "the variable sizes of 'photo' [-1, -1, -1] are made up; other ones: --shape photo:64,64\n" in text
+    assert "the variable sizes of 'photo' [-1, -1, -1] are made up; set them with --shape photo:64,64\n" in text
     assert "made up" not in run(server, "infer", "digits_pipeline", "--sample", "--shape=photo:28x28")
     assert "option '--shape' is for '--sample'" in run(server, "infer", "repeat", "IN=1", "--shape=IN:2", code=2)
     assert "no data is generated for 'OUT'" in run(server, "infer", "repeat", "--sample", "--shape=OUT:2", code=2)

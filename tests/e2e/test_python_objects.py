@@ -36,7 +36,7 @@ RESPONSES = {
     "error_raises": "Boom: line X",
 }
 RAISES = {
-    "masked_elements": "TritonModelException: Tensor 'OUT' has 1 masked element, which no client would know of; "
+    "masked_elements": "TritonModelException: Tensor 'OUT' has 1 masked element, which the protocol cannot express; "
     "array.filled(value) gives them a value",
     "masked_texts": "TritonModelException: Tensor 'OUT' has 1 masked element",
     "leaves": "SystemExit: 3",

@@ -93,7 +93,7 @@ BOUNDS: Mapping[str, int] = {
     "nobody, somebody, everybody": 0,
     "so many, so much": 0,
     "can not": 0,
-    "message with a long sentence": 12,
+    "message with a long sentence": 3,
     "page with a long sentence": 0,
 }
 """Found in the source today. Lower a bound when you mend some; never raise one."""

@@ -183,7 +183,7 @@ class Authority:
         names = [name.decode() for _, name in credentials]
         identity = certificates.identify(self._certificates, names)
         if identity is None:
-            raise UnauthenticatedError("no rule of the server's file of keys is for the client's certificate")
+            raise UnauthenticatedError("the client certificate matches no rule in the server's file of keys")
         return identity
 
     def _by_secret(self, secret: bytes) -> Identity:
@@ -218,7 +218,7 @@ class Authority:
             try:
                 return self.resolve(credentials)
             except UnauthenticatedError as error:
-                if error.message != _UNKNOWN or not self._tokens.expected(secret_of(credentials)):
+                if error.message != _UNKNOWN or not self._tokens.may_be_token(secret_of(credentials)):
                     raise
             tokens = self._tokens
             await tokens.verify(secret_of(credentials))

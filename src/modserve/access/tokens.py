@@ -245,7 +245,7 @@ class TokenVerifier:
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
-    def expected(self, secret: bytes) -> bool:
+    def may_be_token(self, secret: bytes) -> bool:
         """True if the secret may be a token of one of the issuers."""
         return self._executor is not None and secret.count(b".") == 2
 

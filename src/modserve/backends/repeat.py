@@ -21,7 +21,7 @@ from .code import NoCode
 
 _INPUTS = {"IN": None, "DELAY": dtypes.UINT32, "WAIT": dtypes.UINT32}
 _OUTPUTS = {"OUT": None, "IDX": dtypes.UINT32}
-_LOOK = 0.02
+_POLL_INTERVAL = 0.02
 """Seconds after which a sleeping request checks for its cancellation."""
 
 
@@ -83,7 +83,7 @@ class RepeatInstance:
 def _sleep(seconds: float, request: EngineRequest) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and not request.cancelled:
-        time.sleep(min(left, _LOOK))
+        time.sleep(min(left, _POLL_INTERVAL))
 
 
 def _check(config: ModelConfig) -> None:

@@ -32,7 +32,7 @@ class TensorRtBackend(NoCode):
     def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError:
         """Return the error for a plan, with the alternative; `modserve check` reports it without opening anything."""
         return unsupported(
-            f"model '{config.name}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "
-            "built on and the version of TensorRT that built it. modserve cannot run TensorRT engines. Serve the ONNX "
-            "file that the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
+            f"model '{config.name}': '{path}' is a TensorRT engine. It needs the kind of NVIDIA GPU and the version "
+            "of TensorRT that it was built with. modserve cannot run TensorRT engines. Serve the ONNX file that the "
+            "engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
         )

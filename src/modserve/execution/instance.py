@@ -39,12 +39,12 @@ class Instance(ABC):
     """Number of further jobs queued inside the engine while executions are short."""
     places: int = 1
     """Current number of places for jobs. Managed by the pool."""
-    takes_early: bool = False
+    accepts_prefetch: bool = False
     """True if it accepts a job beyond its places before the current one ends."""
     prefetched: int = 0
     """Number of places lent before their executions ended. Managed by the pool."""
     ahead: deque[Job]
-    """Jobs in prefetched places that have not begun, if it `takes_early`. Managed by the pool."""
+    """Jobs in prefetched places that have not begun, if it `accepts_prefetch`. Managed by the pool."""
     inline_rule: InlineRule | None = None
     """Rule for running batches on the event loop's thread; None for never."""
     job: Job | None = None
@@ -119,7 +119,7 @@ def most_ahead(config: ModelConfig, engine: Executor) -> int:
     return int(getattr(engine, "max_ahead", 0)) if ahead else 0
 
 
-def takes_early(config: ModelConfig, engine: Executor) -> bool:
+def accepts_prefetch(config: ModelConfig, engine: Executor) -> bool:
     """Return True if the instance accepts the next batch early, which requires that batches are independent."""
     return bool(getattr(engine, "takes_early", False)) and config.sequence_batching is None and not config.decoupled
 
@@ -147,7 +147,7 @@ class ThreadInstance(Instance):
         self.open = self._batch_work.open
         self.ahead = deque()
         self.max_ahead = most_ahead(config, engine)
-        self.takes_early = not self.max_ahead and takes_early(config, engine)
+        self.accepts_prefetch = not self.max_ahead and accepts_prefetch(config, engine)
         self._run: Callable[[Job], None]
         if isinstance(engine, RequestInstance):
             self._run = partial(self._run_requests, engine)

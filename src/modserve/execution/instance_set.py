@@ -187,9 +187,9 @@ class InstanceSet:
 
     def _leave(self, instance: Instance) -> None:
         self.leaving.append(instance)
-        self.see_off()
+        self.release_leaving()
 
-    def see_off(self) -> None:
+    def release_leaving(self) -> None:
         """Hand idle leaving instances to the owner. Also called after requests were settled."""
         if self.leaving:
             for instance in [each for each in self.leaving if not each.awaited]:
@@ -221,19 +221,19 @@ class InstanceSet:
             wait_ns = self._revival.revive(instance.number, instance.close)
             wait = f"a new one will be made in {wait_ns / 1e9:g} s"
         _log.error("%s; %s", error.message, wait)
-        self._tell_of_loss(instance.number, error, again=False)
+        self._report_loss(instance.number, error, failed_revival=False)
 
     def _fail_open(self, instance: Instance, error: InstanceLostError) -> None:
         for running in list(instance.open):
             if running.executed:
                 self._settlement.fail_open(running, error)
 
-    def _tell_of_loss(self, number: int, error: ModserveError, *, again: bool) -> None:
+    def _report_loss(self, number: int, error: ModserveError, *, failed_revival: bool) -> None:
         """Report the loss of an instance, or another failed revival."""
         if all(each.gone for each in self._instances.values()):
             self._set_trouble(error)
         try:
-            self._owner.slot_lost(number, error, again or self._revival is None)
+            self._owner.slot_lost(number, error, failed_revival or self._revival is None)
         except Exception:
             self._settlement.log_exception("notifying its scheduler of a lost instance")
 
@@ -294,7 +294,7 @@ class InstanceSet:
         what = f"{label} was lost and cannot be replaced"
         _log.error("%s: %s; the next attempt is in %g s", what, error.message, wait_ns / 1e9)
         # UNAVAILABLE whatever the cause: the waiting requests are not at fault.
-        self._tell_of_loss(number, unavailable(f"{what}: {first_paragraph(error.message)}"), again=True)
+        self._report_loss(number, unavailable(f"{what}: {first_paragraph(error.message)}"), failed_revival=True)
 
     def _set_trouble(self, error: ModserveError | None) -> None:
         self.trouble = error

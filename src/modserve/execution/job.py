@@ -19,7 +19,7 @@ from .padding import PaddedLayout
 from .ragged import RaggedLayout
 from .running import Deliver, RequestProgress, RunningRequest
 
-_OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
+_RETRIED_CODES = frozenset({Code.INVALID_ARG, Code.INTERNAL})
 """Failures of a batch that may be caused by single requests."""
 
 
@@ -37,15 +37,15 @@ class Job:
 
     A finished job has an `error`, or `responses` in the order of `members`, or `running` for engines that respond to
     each request separately. `rows` are the members and the fillers that keep members in their rows. If set, `on_done`
-    receives the finished job instead of the pool; it is for warm-ups, which do not count in statistics. `again`: the
+    receives the finished job instead of the pool; it is for warm-ups, which do not count in statistics. `is_retry`: the
     only member runs a second time, after the engine refused a batch with it; `more` such jobs follow.
     """
 
     __slots__ = (
-        "again",
         "cpu_ns",
         "error",
         "expected_ns",
+        "is_retry",
         "late",
         "members",
         "more",
@@ -66,7 +66,7 @@ class Job:
         on_done: "Callable[[Job], None] | None" = None,
     ) -> None:
         self.members = members
-        self.again = False
+        self.is_retry = False
         self.more = False
         self.expected_ns = 0
         """Expected duration; known only if places may be prefetched."""
@@ -130,7 +130,7 @@ class Work:
         timing.compute_start_ns = time.monotonic_ns()
         if self._drops_late and job.rows is job.members:
             job.drop_late(timing.compute_start_ns)
-        return bool(job.members) and not (job.again and job.members[0].settled)
+        return bool(job.members) and not (job.is_retry and job.members[0].settled)
 
     def inputs(self, job: Job) -> tuple[dict[str, Array], tuple[str, ...]]:
         """Return the merged inputs of the execution and the names of the required outputs."""
@@ -236,5 +236,5 @@ class Work:
             and len(job.members) > 1
             and self._one_by_one
             and not job.running
-            and job.error.code in _OF_THE_WHOLE
+            and job.error.code in _RETRIED_CODES
         )

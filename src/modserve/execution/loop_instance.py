@@ -32,7 +32,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
-from .instance import Done, Instance, most_ahead, takes_early
+from .instance import Done, Instance, accepts_prefetch, most_ahead
 from .job import Job, Work
 from .running import Deliver, RequestProgress, RequestReport, Stamp
 
@@ -73,7 +73,7 @@ class LoopInstance(Instance):
             self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1)))
         self.max_ahead = most_ahead(config, engine)
         self.ahead = deque()
-        self.takes_early = not (self.max_ahead or reuses_outputs(engine)) and takes_early(config, engine)
+        self.accepts_prefetch = not (self.max_ahead or reuses_outputs(engine)) and accepts_prefetch(config, engine)
         self._engine = engine
         # Checked once: isinstance with a protocol can take longer than an execution.
         self._merges = isinstance(engine, AsyncInstance)

@@ -14,7 +14,7 @@ class PoolOwner(Protocol):
     """Implemented by `models.serving.model.Model`. All methods run on the event loop's thread and never wait."""
 
     def on_settle(self, count: int) -> None:
-        """Record that `count` requests have been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
+        """Count `count` settled requests. Calls `InstancePool.release_leaving` if instances are `leaving`."""
 
     def slot_free(self) -> None:
         """Called when a place to run a batch may have become free."""

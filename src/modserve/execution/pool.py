@@ -133,7 +133,7 @@ class InstancePool(InstanceSet):
                 self._limit.on_start(slot, job)
             slot.start(job)
             learner = self._settlement.learner
-            if slot.takes_early and self.prefetches and learner is not None:
+            if slot.accepts_prefetch and self.prefetches and learner is not None:
                 self._prefetch.on_start(slot, job, learner.expect(batch))
             return
         thread = self._loop_thread
@@ -172,7 +172,7 @@ class InstancePool(InstanceSet):
         if job.on_done is not None:
             job.on_done(job)
             if self.leaving:
-                self.see_off()  # the instance may have been dismissed
+                self.release_leaving()  # the instance may have been dismissed
             return
         if self._limit is not None and not self._limit.on_end(job):
             return
@@ -205,7 +205,7 @@ class InstancePool(InstanceSet):
             self._lose(instance, job.error)
         if instance.gone:
             if self.leaving:
-                self._loop.call_soon(self.see_off)  # after the settlement of the execution
+                self._loop.call_soon(self.release_leaving)  # after the settlement of the execution
             return
         if self._prefetch.on_end(instance):
             return
@@ -260,7 +260,7 @@ class InstancePool(InstanceSet):
             return
         jobs = [Job([inflight], _REFUSED) for inflight in left]
         for one in jobs:
-            one.again = True
+            one.is_retry = True
             one.more = one is not jobs[-1]
             one.members[0].timing = one.timing
         instance.job = jobs[-1]

@@ -68,7 +68,7 @@ class RequestProgress:
         """True if the engine has sent the final response."""
         self.error: ModserveError | None = None
         """Final failure of the request."""
-        self.again = False
+        self.rerun_requested = False
         """True if the engine asked for another execution instead of sending a final response."""
         self.trace_id = ""
         """Trace id, stored at the first response because the final one releases the trace; empty if not traced."""

@@ -60,7 +60,7 @@ class Settlement:
             self.refuse_late(job.late)
             if not job.members:
                 return
-        if job.again and not job.responses and job.error is None:
+        if job.is_retry and not job.responses and job.error is None:
             self.count_cancelled(job.members)  # settled before it could run again
             return
         if job.error is None and self.learner is not None:
@@ -117,7 +117,7 @@ class Settlement:
             return
         kind = "success"
         if isinstance(what, Again):
-            running.again = True
+            running.rerun_requested = True
             self._on_end(running)
             return
         if inflight.cancelled:
@@ -153,7 +153,7 @@ class Settlement:
     def _end(self, running: RequestProgress) -> None:
         """Count a completely finished request, or run it again."""
         inflight, now_ns = running.inflight, time.monotonic_ns()
-        if running.again and not inflight.settled:
+        if running.rerun_requested and not inflight.settled:
             self._statistics.pending += 1
             self._owner.run_again(inflight)
             return

@@ -19,7 +19,7 @@ RPCS: Final = frozenset(
 )
 """RPCs that change something. `SETTINGS_RPCS` do so only if their message contains settings."""
 SETTINGS_RPCS: Final = frozenset(("LogSettings", "TraceSetting"))
-_TOLD: Final = ("/logging", "/trace/setting", "/routing")
+_LOGGED_SUFFIXES: Final = ("/logging", "/trace/setting", "/routing")
 """Suffixes of paths with requests that may be logged. Other requests may be files or contain a model's secrets."""
 
 
@@ -78,4 +78,4 @@ def entry_of(method: str, path: str) -> AuditEntry | None:
 
 def shows_request(path: str) -> bool:
     """True if the log may contain requests to this path."""
-    return path.endswith(_TOLD)
+    return path.endswith(_LOGGED_SUFFIXES)

@@ -36,7 +36,7 @@ _HALF_OPEN: Final = 0.05
 _AGREEMENT: Final = 1.0
 """Seconds for TLS handshakes under way when a port closes."""
 
-_LOOK: Final = 0.005
+_POLL_INTERVAL: Final = 0.005
 """Seconds between checks of these handshakes."""
 
 _TURNS: Final = 5
@@ -124,7 +124,7 @@ class ListeningSocket:
             async with asyncio.timeout(_AGREEMENT):
                 await asyncio.gather(*map(self._take, last))
                 while any(each.pending for each in self._handshakes):  # noqa: ASYNC110 - some fail unheard
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(_POLL_INTERVAL)
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 

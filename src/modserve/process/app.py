@@ -39,7 +39,7 @@ from modserve.repository.control import ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.resources import allocator
-from modserve.resources.garbage import Freezer, last_collection_ns, set_aside
+from modserve.resources.garbage import Freezer, freeze_uncollected, last_collection_ns
 from modserve.resources.machine_memory import read_memory_limit
 from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
@@ -247,8 +247,8 @@ async def serve(
     server = InferenceServer(settings, logs=logs, member=member)
     loop = asyncio.get_running_loop()
     freezer = Freezer(loop, server.ready_models, server.count_ended_requests)
-    set_aside()  # otherwise imports of large engines cause repeated full collections
-    backends.registry.after_import = set_aside
+    freeze_uncollected()  # otherwise imports of large engines cause repeated full collections
+    backends.registry.after_import = freeze_uncollected
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
     try:

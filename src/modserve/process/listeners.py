@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _FAREWELL = 1.0
 """Seconds for clients with idle connections to send a last request."""
-_LOOK = 0.02
+_POLL_INTERVAL = 0.02
 """Seconds between checks for arriving requests while the server stops."""
 _LAST_SCRAPE = 0.1
 """Seconds for the last clients of the metrics and admin ports to send a request."""
@@ -333,7 +333,7 @@ class Listeners:
                 retiring.create_task(self._grpc.retire(farewell))
         ports = [port for port in (self._http, self._grpc) if port]
         while any(port.arriving() for port in ports) and loop.time() < end:  # noqa: ASYNC110 - or each request must notify
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
     async def finish(self, end: float) -> None:
         """Let begun sequences go on to their ends, and then end connections and streams."""

@@ -38,8 +38,8 @@ from .child_process import HARMLESS, BackOff, ExitStatus, Signals, reap, start
 _log = logging.getLogger("modserve.supervisor")
 
 _ORDERLY = (signal.SIGTERM, signal.SIGINT)
-_BEFORE_IT_HEARS = 128 + signal.SIGTERM
-"""Exit code of a worker that gets SIGTERM during its start: it has nothing to finish."""
+_TERMINATED_AT_START = 128 + signal.SIGTERM
+"""Exit code of a worker that gets SIGTERM before it handles signals: it has nothing to finish."""
 _LAST_WORDS_S = 0.5
 """Seconds for a worker after the grace period, to report that this was too short."""
 
@@ -173,7 +173,7 @@ class Supervisor:
             return
         child.pid, child.code = None, end.code
         if self.stopping:
-            early = self._patient and end.code == _BEFORE_IT_HEARS
+            early = self._patient and end.code == _TERMINATED_AT_START
             self.code = max(self.code, 0 if early or self._over_time else end.code)
             return
         if self._is_final(child, end):

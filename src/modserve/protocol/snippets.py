@@ -1,7 +1,7 @@
-"""Programs that send a model the request of `examples`: with curl, with our client and with NVIDIA's.
+"""Example programs that send a request to a model: with curl, with modserve's client and with NVIDIA's client.
 
-They call ``http://localhost:8000``, and ``localhost:8001`` for what NVIDIA's client can do over gRPC only. Callers
-replace that by the address of the server.
+The request comes from `examples`. The programs call ``http://localhost:8000``. NVIDIA's client streams over gRPC only,
+and calls ``localhost:8001``. Callers replace these addresses by the server's.
 """
 
 import json
@@ -15,26 +15,26 @@ from modserve.protocol import examples
 from modserve.protocol.examples import JsonObject, Models
 
 MOST_LISTED = 32
-"""Elements that a Python program spells out; it computes more than that."""
+"""Maximum number of elements that a Python program lists. Larger tensors are computed by an expression."""
 MOST_IN_JSON = 300
-"""Elements that a curl command spells out; it sends more than that as zeros, in binary form."""
+"""Maximum number of elements that a curl command lists. Otherwise it sends binary tensors of zeros."""
 
-_EMPTY_STRING = 4
-"""The bytes of an empty element of BYTES: its length."""
+_EMPTY_STRING_SIZE = 4
+"""Size in bytes of an empty string in a binary BYTES tensor: the length prefix."""
 
-_COUNTING: Mapping[str, str] = {
+_COUNTING_ARRAYS: Mapping[str, str] = {
     "bool": "(np.arange({count}) % 2 == 0).reshape({shape})",
     "int": "(np.arange({count}) % 100).reshape({shape}).astype({dtype})",
     "float": "(np.arange({count}) % 100).reshape({shape}).astype({dtype})",
     "string": 'np.array([f"text {{index}}" for index in range({count})], object).reshape({shape})',
 }
-"""Expressions for the elements of the first input of an example, by `Datatype.json_kind`."""
+"""Expressions for a large first input, by `Datatype.json_kind`. The elements count up."""
 
 _DTYPES: Mapping[str, str] = {"BYTES": "object", "BF16": "ml_dtypes.bfloat16"}
-"""The types of arrays that are none of numpy's numbers, by datatype."""
+"""Expressions for the dtypes that are not attributes of numpy, by datatype."""
 
-_QUEUE = "import queue\n\n"
-_TENSORS = """\
+_IMPORT_QUEUE = "import queue\n\n"
+_MAKE_INPUTS = """\
 inputs = []
 for name, (datatype, array) in values.items():
     tensor = {module}.InferInput(name, list(array.shape), datatype)
@@ -44,7 +44,7 @@ for name, (datatype, array) in values.items():
 
 
 def snippets(config: ModelConfig, models: Models) -> dict[str, str]:
-    """Return a command or a program to copy, by the name of the client."""
+    """Return the programs by the name of the client."""
     return {
         "curl": curl(config, models),
         "python": python(config, models),
@@ -53,14 +53,14 @@ def snippets(config: ModelConfig, models: Models) -> dict[str, str]:
 
 
 def curl(config: ModelConfig, models: Models) -> str:
-    """Return a command for a shell."""
+    """Return a shell command. Decoupled models need ``infer_stream``."""
     stream = examples.decoupled(config, models)
     path = f"/v2/models/{quote(config.name, safe='')}/{'infer_stream' if stream else 'infer'}"
     command = f"curl{' -N' if stream else ''} {shlex.quote(f'http://localhost:8000{path}')}"
     if examples.elements(config) <= MOST_IN_JSON:
         return f"{command} -d {shlex.quote(_body(examples.infer(config, models)))}"
     specs = examples.choose_inputs(config)
-    sizes = [math.prod(examples.shape(config, spec)) * (spec.datatype.size or _EMPTY_STRING) for spec in specs]
+    sizes = [math.prod(examples.shape(config, spec)) * (spec.datatype.size or _EMPTY_STRING_SIZE) for spec in specs]
     tensors = [
         {**_describe_input(config, spec), "parameters": {"binary_data_size": size}}
         for spec, size in zip(specs, sizes, strict=True)
@@ -73,12 +73,12 @@ def curl(config: ModelConfig, models: Models) -> str:
 
 
 def python(config: ModelConfig, models: Models) -> str:
-    """Return a program with this package's client."""
+    """Return a Python program that uses modserve's client."""
     values = {spec.name: _client_value(config, spec) for spec in examples.choose_inputs(config)}
     inputs = "".join(f"        {json.dumps(name)}: {value},\n" for name, value in values.items())
     parameters = examples.parameters(config, models)
-    more = f"    }}, parameters={parameters!r}" if parameters else "    }"
-    arguments = f"{json.dumps(config.name)}, {{\n{inputs}{more}"
+    closing = f"    }}, parameters={parameters!r}" if parameters else "    }"
+    arguments = f"{json.dumps(config.name)}, {{\n{inputs}{closing}"
     if examples.decoupled(config, models):
         call = f"    for result in client.stream({arguments}):\n{_print_outputs(config, '        print(result[{}])')}"
     else:
@@ -87,7 +87,7 @@ def python(config: ModelConfig, models: Models) -> str:
 
 
 def tritonclient(config: ModelConfig, models: Models) -> str:
-    """Return a program with NVIDIA's client: over HTTP, and over gRPC for a model that streams its responses."""
+    """Return a Python program that uses NVIDIA's client: over HTTP, or over gRPC for a decoupled model."""
     stream = examples.decoupled(config, models)
     kind, module = ("grpc", "grpcclient") if stream else ("http", "httpclient")
     values = "".join(
@@ -96,8 +96,8 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
     )
     head = (
         f"# pip install 'tritonclient[{kind}]'\n"
-        f"{_QUEUE if stream else ''}{_imports(values)}import tritonclient.{kind} as {module}\n\n"
-        f"values = {{\n{values}}}\n{_TENSORS.format(module=module)}\n"
+        f"{_IMPORT_QUEUE if stream else ''}{_imports(values)}import tritonclient.{kind} as {module}\n\n"
+        f"values = {{\n{values}}}\n{_MAKE_INPUTS.format(module=module)}\n"
     )
     parameters = "".join(f", {name}={value!r}" for name, value in examples.parameters(config, models).items())
     name = json.dumps(config.name)
@@ -133,7 +133,7 @@ def _print_outputs(config: ModelConfig, line: str) -> str:
 
 
 def _body(body: JsonObject) -> str:
-    """Return JSON with a line for each tensor."""
+    """Encode a request body as JSON, with each tensor on a line of its own."""
     tensors = body["inputs"]
     assert isinstance(tensors, list), "the body of an inference: this is a bug"
     rest = "".join(f"{json.dumps(key)}: {json.dumps(value)}, " for key, value in body.items() if key != "inputs")
@@ -151,19 +151,21 @@ def _describe_input(config: ModelConfig, spec: TensorSpec) -> JsonObject:
 
 
 def _client_value(config: ModelConfig, spec: TensorSpec) -> str:
-    """Return a list, from which the client makes what the model takes; an array of more elements."""
+    """Return an expression for modserve's client, which converts lists: a list, or an array if the input is large."""
     if math.prod(examples.shape(config, spec)) <= MOST_LISTED:
         return repr(examples.nest_elements(config, spec))
     return _array(config, spec)
 
 
 def _array(config: ModelConfig, spec: TensorSpec) -> str:
-    """Return an expression for a numpy array."""
+    """Return an expression for a numpy array with the elements of an input."""
     shape, numpy = examples.shape(config, spec), spec.datatype.own_numpy
     dtype = _DTYPES.get(spec.datatype.name) or f"np.{numpy}"
     count = math.prod(shape)
     if count <= MOST_LISTED:
         return f"np.array({examples.nest_elements(config, spec)!r}, {dtype})"
     if spec is examples.choose_inputs(config)[0]:
-        return _COUNTING[spec.datatype.json_kind].format(count=count, shape=", ".join(map(str, shape)), dtype=dtype)
+        return _COUNTING_ARRAYS[spec.datatype.json_kind].format(
+            count=count, shape=", ".join(map(str, shape)), dtype=dtype
+        )
     return f"np.full({tuple(shape)}, {examples.ONES[spec.datatype.json_kind]!r}, {dtype})"

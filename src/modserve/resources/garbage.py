@@ -31,7 +31,7 @@ IDLE_S, MOST_LOOKS = 1.0, 60
 """Seconds without a request before a full collection, and the maximum number of checks for that."""
 
 
-def set_aside() -> None:
+def freeze_uncollected() -> None:
     """Freeze all objects without a collection: after imports, which leave some tens of garbage objects. Any thread."""
     gc.set_threshold(YOUNG, MIDDLE, OLD)
     gc.freeze()
@@ -53,7 +53,7 @@ def freeze() -> None:
     """Collect the objects created since the last time, and freeze the rest; takes some milliseconds without imports."""
     _last.began_ns = time.monotonic_ns()
     gc.collect()
-    set_aside()
+    freeze_uncollected()
     _last.ended_ns = time.monotonic_ns()
 
 

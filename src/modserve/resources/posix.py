@@ -187,7 +187,7 @@ class PosixMemory:
         size = self._map.size() - self._region.offset
         if end > size:
             raise invalid(
-                f"shared memory region '{self._region.name}' was registered with {self._region.byte_size} bytes, but "
+                f"shared memory region '{self._region.name}' was registered with {self._region.byte_size} bytes; "
                 f"'{self._region.key}' has been made smaller since and has {max(size, 0)} of them"
             )
 

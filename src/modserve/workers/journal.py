@@ -72,7 +72,7 @@ class Journal:
         if kind == "model":
             routing = self._routings.get(name)
             lost = [routing] if routing is not None and change.method == "unload_model" else []
-            return [self._models.get(name) or self._as_it_is(name), *lost]
+            return [self._models.get(name) or self._current_model_state(name), *lost]
         if kind == "routing":
             return [self._routings.get(name) or ServerChange("set_routing", (name, None))]
         if kind == "log":
@@ -116,7 +116,7 @@ class Journal:
         kind, name = change.subject
         return [each for each in self._regions if each[0] == kind and name in ("", each[1])]
 
-    def _as_it_is(self, model: str) -> ServerChange:
+    def _current_model_state(self, model: str) -> ServerChange:
         """Return a load of the model from its repository if it is served, otherwise an unload."""
         try:
             ready = self._server.model_ready(model, None)

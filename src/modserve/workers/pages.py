@@ -1,12 +1,11 @@
-"""Tables of samples and their sums over workers, for metrics pages and for `documents` with other figures.
+"""Aggregation of several workers' metrics pages and JSON documents.
 
-Counters and histograms are added, and so are gauges of each worker's own things. Gauges with the same value in all
-workers, or with the worst worker's value, are the largest; gauges in `LEAST` are the smallest.
+Counters and histograms are summed. Gauges are summed, too, except those in `LARGEST` and `LEAST`: of these, the largest
+or smallest value counts.
 
-JSON figures are converted to tables of samples and back, so that the documents of several workers add up like pages.
-
-A sample is the path to a value: one that is neither an object nor a list of objects, or the counts of a sketch by
-bucket, which are many. A row of a list is in the path by its naming fields, whatever its position.
+For aggregation, `tables` converts a JSON document to tables of samples, and `document` converts them back. A sample of
+a document is the path to a value. Objects and lists of objects are not values but parts of paths. A row of a list is in
+the path by the fields that identify it (`_NAMES`), not by its position. The counts of a sketch by bucket are one value.
 """
 
 import re
@@ -50,6 +49,7 @@ LARGEST = frozenset(
         "python_info",
     }
 )
+"""Gauges with the same value in all workers, or for which the largest value is the worst."""
 LEAST = frozenset(
     {
         "modserve_drain_phase",
@@ -58,29 +58,29 @@ LEAST = frozenset(
         "process_start_time_seconds",
     }
 )
+"""Gauges for which the smallest value counts."""
 
-
-_GROWING = frozenset({"counter", "histogram", "summary"})
+_CUMULATIVE_KINDS = frozenset({"counter", "histogram", "summary"})
 
 Sample: TypeAlias = Any
-"""Name and labels as rendered on the page; in documents the path, a tuple."""
+"""Name and labels, as on the page. In documents, the path: a tuple."""
 Owner: TypeAlias = tuple[tuple[str, str], ...]
-"""Name and version of a model, as in a row of a document."""
+"""Name and version of a model, with the field names of a document."""
 
 
 class SampleTable(NamedTuple):
-    """Values of a family by sample: numbers on a page, any JSON values in documents."""
+    """Values of a metric family by sample: numbers on a page, any JSON values in documents."""
 
     kind: str
     text: str
     values: dict[Sample, Any]
     exemplars: dict[Sample, str]
     rule: str = "sum"
-    """Key in `RULES` for combining workers."""
+    """Rule in `RULES` that combines the values of workers."""
 
-    def counts(self, sample: Sample) -> bool:
-        """True if the sample only grows."""
-        return self.kind in _GROWING and not (self.kind == "summary" and 'quantile="' in sample)
+    def is_cumulative(self, sample: Sample) -> bool:
+        """True if the sample never decreases."""
+        return self.kind in _CUMULATIVE_KINDS and not (self.kind == "summary" and 'quantile="' in sample)
 
     def empty(self) -> "SampleTable":
         return self._replace(values={}, exemplars={})
@@ -94,24 +94,25 @@ class WorkerPage(NamedTuple):
 
     families: Families
     absent: AbstractSet[Sample] = frozenset()
-    """Samples that the worker lacks now, but which it or a predecessor process had before."""
+    """Samples that this worker, or its process before a restart, had before and does not have now."""
     gone: AbstractSet[Sample] = frozenset()
-    """Absent samples that this process itself had, for example of unloaded models."""
+    """Absent samples that this process had, for example of unloaded models."""
     owners: AbstractSet[Owner] = frozenset()
-    """Model versions that the worker has now: their samples stay, though they count from 0 after a load."""
+    """Model versions that the worker has now. Their samples stay, although a load resets them to 0."""
 
 
 class Question(NamedTuple):
-    """A question to all workers at the same time."""
+    """Request for the pages of all workers at the same time."""
 
     name: str
     former: str = ""
-    """The previous question of the same worker."""
+    """Name of the previous question of the same worker."""
     orphans: Collection[Sample] = ()
-    """Series that no worker had then. A worker forgets them, unless another question has come in between."""
+    """Samples that no worker had at the previous question. A worker drops them if that was its last question."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
+    """Return the tables of a metrics page, by family."""
     made: dict[str, SampleTable] = {}
     for each in families:
         rule = "least" if each.name in LEAST else "largest" if each.name in LARGEST else "sum"
@@ -128,7 +129,10 @@ _LABELS = re.compile(r'[{,](model|version)="((?:[^"\\]|\\.)*)"')
 
 
 def owner(sample: Sample) -> Owner:
-    """Return the model version of a sample; empty if it has none, or is an engine's own, which may end it."""
+    """Return the model version of a sample; empty if it has none.
+
+    Also empty for metrics that engines define, because engines may remove them.
+    """
     if isinstance(sample, tuple):
         return sample[1][:2] if len(sample) > 1 and isinstance(sample[1], tuple) else ()
     labels = dict(_LABELS.findall(sample)) if sample.startswith(RESERVED) else {}
@@ -136,12 +140,12 @@ def owner(sample: Sample) -> Owner:
 
 
 def merge(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:
-    """Return the families of all workers, and the omitted samples, which no worker has any more.
+    """Return the combined families of all workers, and the samples that it omits because no worker has them any more.
 
-    A sample that one worker lacks is reported as long as another has it; otherwise the sum would fall while a model is
-    unloaded in one worker after the other. Families and samples keep the order of their first occurrence.
+    A sample stays as long as one worker has it. Otherwise the sum would fall while the workers unload a model one after
+    the other. Families and samples keep the order of their first occurrence.
     """
-    orphans = _orphans(pages)
+    orphans = _find_orphans(pages)
     totals: dict[str, SampleTable] = {}
     for page in pages:
         for name, samples in page.families.items():
@@ -153,14 +157,14 @@ def merge(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozense
                     if sample not in orphans:
                         values[sample] = value
                 elif summary and 'quantile="' in sample:
-                    values[sample] = _worse(before, value)  # quantiles do not add up: the worst worker's counts
+                    values[sample] = _larger(before, value)  # quantiles cannot be summed: take the worst
                 elif value is not None:
                     values[sample] = combine(before, value)
-            total.exemplars.update(samples.exemplars)  # from one of several workers
+            total.exemplars.update(samples.exemplars)  # the last worker's
     return totals, orphans
 
 
-def _orphans(pages: Sequence[WorkerPage]) -> frozenset[Sample]:
+def _find_orphans(pages: Sequence[WorkerPage]) -> frozenset[Sample]:
     gone = {sample for page in pages for sample in page.gone}
     if gone:
         owners = {each for page in pages for each in page.owners}
@@ -172,7 +176,7 @@ def _orphans(pages: Sequence[WorkerPage]) -> frozenset[Sample]:
 
 
 def families_of(tables: Families) -> list[Family]:
-    """Return the families of a metrics page."""
+    """Return the families of a metrics page with the values of these tables."""
     made = []
     for name, samples in tables.items():
         family = Family(name, samples.kind, samples.text)
@@ -185,7 +189,10 @@ def families_of(tables: Families) -> list[Family]:
 
 
 def add(a: Any, b: Any) -> Any:
-    """Return the sum of numbers, of counts by key, or of lists by index; for lists of different lengths, the first."""
+    """Return the sum of numbers, of counts by key or of lists by index.
+
+    For lists of different lengths, return the first one that is not empty.
+    """
     if isinstance(a, dict):
         return a | {key: a.get(key, 0) + count for key, count in b.items()}
     if isinstance(a, list):
@@ -193,26 +200,26 @@ def add(a: Any, b: Any) -> Any:
     return a + b
 
 
-def fell(a: Any, b: Any) -> bool:
-    """Return whether `b` has started again since it was `a`."""
+def was_reset(a: Any, b: Any) -> bool:
+    """True if a counter was reset: its value was `a`, and `b` is lower."""
     if isinstance(a, dict):
         return any(b.get(key, 0) < count for key, count in a.items())
     if isinstance(a, list):
-        return len(a) != len(b) or any(map(fell, a, b))
+        return len(a) != len(b) or any(map(was_reset, a, b))
     return bool(b < a)
 
 
 def _add_known(a: Any, b: Any) -> Any:
-    """Return the sum of figures; -1 stands for no figure."""
+    """Return the sum of two values. -1 stands for an unknown value."""
     return add(a, b) if isinstance(a, list) or a >= 0 <= b else max(a, b)
 
 
-def _worst(a: str, b: str) -> str:
-    """Return the first state or text that reports more than that all is well."""
+def _first_problem(a: str, b: str) -> str:
+    """Return the first state or text that reports a problem."""
     return b if a in ("running", "READY", "") else a
 
 
-def _worse(a: float, b: float) -> float:
+def _larger(a: float, b: float) -> float:
     """Return the larger value; NaN stands for a worker without requests."""
     return b if isnan(a) else a if isnan(b) else max(a, b)
 
@@ -225,12 +232,12 @@ RULES: Mapping[str, Callable[[Any, Any], Any]] = {
     "largest": max,
     "least": min,
     "first": lambda a, b: a,
-    "worst": _worst,
+    "worst": _first_problem,
     "joined": lambda a, b: a + b,
 }
-"""Combined value of two workers, by the name of the rule."""
+"""Functions that combine the values of two workers, by the name of the rule."""
 KEPT: Mapping[str, Callable[[Any, Any], Any]] = {rule: RULES[rule] for rule in ("known", "latest")}
-"""Rules that keep one value of consecutive processes; under all others the values add up."""
+"""Rules that also combine the values of a worker's consecutive processes. With other rules, these are summed."""
 
 
 _NAMES: Final = ("name", "version", "revision", "batch_size", "type", "id")
@@ -248,19 +255,16 @@ _RULES: Mapping[str, str] = {
     "ready": "least",
     "recorded": "known",
 }
-"""Rules for combining several workers' values, by field name. Other numbers only grow, and are added.
-
-For other texts, the first worker's value is used.
-"""
+"""Rules by field name. Other numbers are counters and are summed. Other texts come from the first worker."""
 _COUNTERS: Final = frozenset({"sum", "known", "latest"})
 
 
 def tables(document: object) -> dict[str, SampleTable]:
-    """Return a table for each rule."""
+    """Convert a document to one table for each rule."""
     made: dict[str, SampleTable] = {}
     for path, value in _values((), document):
-        number = isinstance(value, int | float | list | dict) and not isinstance(value, bool)
-        rule = _RULES.get(path[-1]) or ("sum" if number else "first")
+        is_number = isinstance(value, int | float | list | dict) and not isinstance(value, bool)
+        rule = _RULES.get(path[-1]) or ("sum" if is_number else "first")
         if rule not in made:
             made[rule] = SampleTable("counter" if rule in _COUNTERS else "gauge", "", {}, {}, rule)
         made[rule].values[path] = value
@@ -279,50 +283,50 @@ def _values(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...]
 
 
 class _Node:
-    """An object, or the rows of a list; not `live` if only counts of removed things are left of it."""
+    """An object or the rows of a list. Not `live` if only counters are left of it, as of an unloaded model."""
 
     def __init__(self, empty: object = ...) -> None:
         self.values: dict[Any, Any] = {}
         self.live = False
         self.empty = empty
-        """Value in a worker where it has no content."""
+        """Value of a worker that has no object or list here, such as null."""
 
 
 def document(families: Families) -> dict[str, Any]:
-    """Return the document with these values. A value that is empty in one worker only is not empty."""
+    """Convert tables to a document. If only some workers have an object or a list, the document has it."""
     root = _Node()
     for table in families.values():
-        for (*way, last), value in table.values.items():
+        for (*parents, key), value in table.values.items():
             node = root
-            for part in way:
+            for part in parents:
                 if not isinstance(inner := node.values.get(part, ...), _Node):
                     inner = node.values[part] = _Node(inner)
                 node = inner
                 node.live |= table.kind == "gauge"
-            if isinstance(inner := node.values.get(last), _Node):
+            if isinstance(inner := node.values.get(key), _Node):
                 inner.empty = value
             else:
-                node.values[last] = value
-    made: dict[str, Any] = _finish(root)
+                node.values[key] = value
+    made: dict[str, Any] = _to_json(root)
     return made
 
 
-def _finish(node: _Node) -> Any:
+def _to_json(node: _Node) -> Any:
     values = node.values
     if values and all(isinstance(key, tuple) for key in values):
-        rows = sorted(values.items(), key=lambda row: _order(row[0]))
-        # A model version disappears with its last worker; a batch size or a tenant does not.
-        return [dict(key) | _finish(row) for key, row in rows if row.live or len(key) == 1]
+        rows = sorted(values.items(), key=lambda row: _row_order(row[0]))
+        # A model version disappears when no worker has it any more; a batch size or a tenant stays.
+        return [dict(key) | _to_json(row) for key, row in rows if row.live or len(key) == 1]
     return {
-        key: value if not isinstance(value, _Node) else value.empty if _is_past(value) else _finish(value)
+        key: value if not isinstance(value, _Node) else value.empty if _is_removed(value) else _to_json(value)
         for key, value in values.items()
     }
 
 
-def _is_past(node: _Node) -> bool:
+def _is_removed(node: _Node) -> bool:
     return node.empty is None and not node.live
 
 
-def _order(names: tuple[tuple[str, object], ...]) -> list[tuple[int, str]]:
+def _row_order(names: tuple[tuple[str, object], ...]) -> list[tuple[int, str]]:
     texts = [str(value) for _, value in names]
     return [(int(text), "") if text.isdecimal() else (-1, text) for text in texts]

@@ -32,10 +32,10 @@ from .pages import (
     WorkerPage,
     add,
     document,
-    fell,
     merge,
     owner,
     tables,
+    was_reset,
 )
 
 
@@ -88,9 +88,9 @@ class Counts:
         for name, each in self._own.items():
             new, combine = own.get(name, each.empty()).values, KEPT.get(each.rule, add)
             for sample, value in each.values.items():
-                if not each.counts(sample):
+                if not each.is_cumulative(sample):
                     continue
-                if sample not in new or fell(value, new[sample]) or (other and owner(sample) in other):
+                if sample not in new or was_reset(value, new[sample]) or (other and owner(sample) in other):
                     before = self._before.setdefault(name, each.empty()).values
                     before[sample] = combine(value, before[sample]) if sample in before else value
                     if sample not in now:
@@ -102,7 +102,7 @@ class Counts:
         if self._path is None:
             return
         counts = {
-            name: each._replace(values={s: v for s, v in each.values.items() if each.counts(s)}, exemplars={})
+            name: each._replace(values={s: v for s, v in each.values.items() if each.is_cumulative(s)}, exemplars={})
             for name, each in page.families.items()
         }
         new = Path(f"{self._path}.new")

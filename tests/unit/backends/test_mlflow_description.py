@@ -61,7 +61,7 @@ def test_no_signature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"flavors": {"spark": {}}}, "flavors spark, but not 'python_function'"),
+        ({"flavors": {"spark": {}}}, "lacks the flavor 'python_function', which modserve needs; its flavors are spark"),
         ({"flavors": None}, "not a description of an MLflow model"),
         ({"signature": {"inputs": "[{"}}, "not a description of an MLflow model"),
         ({"signature": {"inputs": json.dumps([column("map")])}}, "'input-0' is of the type 'map', which no tensor can"),

@@ -24,8 +24,8 @@ def test_a_plan(tmp_path: Path) -> None:
     error = refusal(path)
     assert error.code is Code.UNSUPPORTED
     assert error.message == (
-        f"model 'resnet': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was built "
-        "on and the version of TensorRT that built it. modserve cannot run TensorRT engines. Serve the ONNX file that "
+        f"model 'resnet': '{path}' is a TensorRT engine. It needs the kind of NVIDIA GPU and the version of TensorRT "
+        "that it was built with. modserve cannot run TensorRT engines. Serve the ONNX file that "
         "the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
     )
 

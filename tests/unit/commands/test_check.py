@@ -159,7 +159,7 @@ def test_a_plan_is_refused_before_anything_is_loaded(folder: Path, capsys: pytes
     write(folder / "model_repository", {"bert/1/model.plan": b"plan"})
     code, out = said(capsys, "model_repository")
     assert (code, out.count("error: ")) == (1, 1)
-    assert "is a TensorRT engine, which needs an NVIDIA GPU" in out
+    assert "is a TensorRT engine. It needs the kind of NVIDIA GPU" in out
 
 
 def test_a_pickle_is_refused_before_anything_is_loaded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_pixels_as_numbers(pixels: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("datatype", [dtypes.FP32, dtypes.FP16, dtypes.INT8, dtypes.BOOL])
 def test_numbers_that_only_the_user_knows(datatype: Datatype) -> None:
-    with pytest.raises(ModserveError, match="does not say how pixels become numbers: '--pixels' takes bytes"):
+    with pytest.raises(ModserveError, match="does not say how pixels become numbers: set '--pixels' to bytes"):
         decode("a.png", RED, spec(-1, 3, 2, 5, datatype=datatype), ImageHints(True), lambda text: None)
 
 

@@ -78,7 +78,7 @@ def test_types(text: str, datatype: Datatype, expected: Any) -> None:
             "has shape [2]; expected 3 elements for each row, or one number for all of them",
         ),
         ("1,2", dtypes.INT32, (3,), "has shape [2]; expected 3 elements, or one number"),
-        ("1,2,3", dtypes.INT32, (-1, 2, -1), "expected 3 dimensions, of which -1 has any size"),
+        ("1,2,3", dtypes.INT32, (-1, 2, -1), "expected 3 dimensions, where -1 is any size"),
         ("abc", dtypes.INT32, (1,), "expected numbers such as 1, [1, 2, 3] or 1,2,3, got: abc"),
         ('{"a": 1}', dtypes.INT32, (1,), "expected numbers"),
         ("[[1,2],[3]]", dtypes.INT32, (-1, 2), "different lengths"),
@@ -178,12 +178,12 @@ def test_an_archive_of_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "datatype", "message"),
     [
-        ("a.npy", "nothing", dtypes.FP32, "is not a numpy file without objects"),
+        ("a.npy", "nothing", dtypes.FP32, "is not a numpy file, or contains Python objects"),
         ("a.npy", np.array(["a"]), dtypes.FP32, "takes numbers"),
         ("a.npy", np.array([1]), dtypes.BYTES, "takes texts"),
         ("a.csv", "a,b", dtypes.FP32, "is not a table of numbers"),
         ("a.txt", b"\xff", dtypes.FP32, "is not UTF-8 text"),
-        ("a.pt", b"x", dtypes.FP32, "cannot be a value of input 'IN FP32 [1]'; read are .npy, .npz, .json"),
+        ("a.pt", b"x", dtypes.FP32, "is not a file for input 'IN FP32 [1]': expected .npy, .npz, .json"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, name: str, content: Any, datatype: Datatype, message: str) -> None:
@@ -195,13 +195,13 @@ def test_files_that_do_not_fit(tmp_path: Path, name: str, content: Any, datatype
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.array([object()]), allow_pickle=True)
-    with pytest.raises(ModserveError, match="without objects"):
+    with pytest.raises(ModserveError, match="or contains Python objects"):
         value(f"@{file}", dtypes.BYTES, 1)
 
 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(
-        ModserveError, match=r"cannot read nosuch: No such file.*; a text that begins with @ is written @@"
+        ModserveError, match=r"cannot read nosuch: No such file.*; write @@ for a text that begins with @"
     ):
         value("@nosuch", dtypes.BYTES, 1)
 
@@ -217,7 +217,7 @@ def test_made_up_sizes_are_said_to_be_so() -> None:
     ]
     samples = {each.name: sample(each, "m") for each in inputs}
     assert remark_on_sizes(samples, inputs) == (
-        "the variable sizes of 'image' [-1, 3, -1, -1] and 'ids' [1, -1] are made up; other ones: --shape "
+        "the variable sizes of 'image' [-1, 3, -1, -1] and 'ids' [1, -1] are made up; set them with --shape "
         "image:3,224,224 --shape ids:1,64"
     )
     assert remark_on_sizes(samples, inputs[1:2]) == ""

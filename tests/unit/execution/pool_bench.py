@@ -115,7 +115,7 @@ class Bench:
         self.settled.append(count)
         self._changed.set()
         if self.pool.leaving:
-            self.pool.see_off()
+            self.pool.release_leaving()
 
     def _on_mixed(self) -> None:
         self.mixed += 1

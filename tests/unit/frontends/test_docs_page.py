@@ -113,6 +113,13 @@ async def test_bodies_that_need_no_model_are_in_the_document(client: httpx.Async
         assert answer.status_code in (200, 501, 503), f"{path}: {answer.text}"
 
 
+async def test_each_call_has_a_title_and_whole_sentences(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    calls = [call for methods in document["paths"].values() for call in methods.values()]
+    assert [call["operationId"] for call in calls if call["summary"] in ("Handle", "Change", "Delete")] == []
+    assert [call["operationId"] for call in calls if not call["description"].endswith(".")] == []
+
+
 async def test_the_root_is_for_browsers_a_link_and_for_others_what_it_was(client: httpx.AsyncClient) -> None:
     page = await client.get("/", headers=BROWSER)
     assert page.headers["content-type"] == "text/html; charset=utf-8"

@@ -161,7 +161,7 @@ async def test_over_tls_nothing_can_be_sent_any_more(tmp_path: Path) -> None:
 async def test_one_that_has_gone_cancels_its_request(
     tmp_path: Path, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(half_closed, "_LOOK", 0)
+    monkeypatch.setattr(half_closed, "_POLL_INTERVAL", 0)
     async with stage(tmp_path, automatic=False, options=HttpSettings(max_json=MAX_JSON)) as on:
         client = on.connect()
         client.send(infer())

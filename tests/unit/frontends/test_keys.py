@@ -262,7 +262,7 @@ async def test_documents_say_which_calls_need_a_key(place: Place) -> None:
             calls += closed
     assert calls > 50
     infer = document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
-    assert infer["403"]["description"] == "The key has no scope 'infer' for this"
+    assert infer["403"]["description"] == "The key lacks the scope 'infer' for this call"
     assert infer["401"]["content"] == infer["400"]["content"]
     chat = document["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert chat["401"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/OpenAIErrorAnswer"}

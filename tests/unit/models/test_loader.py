@@ -478,7 +478,7 @@ async def test_padding_is_for_engines_that_take_batches(bench: Bench, text: str)
     refused = await bench.refusal(bench.write(f"{config} dynamic_batching {{ }} parameters {{ {text} }}"))
     assert refused.code is Code.INVALID_ARG
     assert "its parameters ask for padding" in refused.message
-    assert "backend 'puppet' gets requests one by one" in refused.message
+    assert "Backend 'puppet' cannot pad: it gets requests one by one" in refused.message
 
 
 class _WithGpu(PuppetBackend):

@@ -132,7 +132,7 @@ async def reasons(root: Path, engine: object) -> dict[str, str]:
         (lambda: Engine(Model(instance=raises(RuntimeError("no memory")))), FAILED + "no memory"),
         (
             lambda: Engine(Model(instance=lambda config, placement: None)),
-            "Internal: backend 'odd' made a NoneType for an instance, which has neither 'execute' nor",
+            "Internal: backend 'odd' made a NoneType for an instance; expected a method 'execute' or",
         ),
         (
             lambda: Engine(Model(describe=raises(RuntimeError("first")), close=raises(RuntimeError("second")))),

@@ -91,7 +91,7 @@ async def test_an_ordered_collection_of_garbage_is_no_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server orders one 5 s after it has unloaded a model. It takes a tenth of a second if much is imported."""
-    monkeypatch.setattr(garbage, "set_aside", lambda: None)  # in a process of tests
+    monkeypatch.setattr(garbage, "freeze_uncollected", lambda: None)  # in a process of tests
     caplog.set_level(logging.INFO)
     with Watchdog(40, collected_ns=garbage.last_collection_ns) as watchdog:
         await beats(watchdog, 1)

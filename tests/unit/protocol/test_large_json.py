@@ -279,7 +279,7 @@ def test_a_key_may_be_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     text = b'{"a" : 1,"inputs":[{"x":"\\"data\\":[1]","data"\n:\t[1,2]},{"data":[3]},{"data" : "data"},{"data":[4]}]}'
     monkeypatch.setattr(cut_json, "WORTHWHILE", 0)
     for look in range(1, len(text)):
-        monkeypatch.setattr(cut_json, "_LOOK", look)
+        monkeypatch.setattr(cut_json, "_SEARCH_CHUNK", look)
         document: Any = large_json.parse(text)
         data = [each["data"] for each in document["inputs"]]
         assert [list(each.lists()) if isinstance(each, long_array.LongArray) else each for each in data] == [

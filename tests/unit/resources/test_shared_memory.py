@@ -338,7 +338,7 @@ def test_memory_that_was_made_smaller_is_not_touched(
     os.truncate(directory / "a", left)
     expected = (
         Code.INVALID_ARG,
-        "shared memory region 'r' was registered with 48 bytes, but '/a' has been made smaller since and has "
+        "shared memory region 'r' was registered with 48 bytes; '/a' has been made smaller since and has "
         f"{has} of them",
     )
     assert refusal(lease.read, RegionSlice("r", 16, 32)) == expected

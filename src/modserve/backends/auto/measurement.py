@@ -159,7 +159,7 @@ class _Measurement:
                 unknowable = not_comparable(expected, names)
             if reference is None:
                 each.runner = None
-                row.why = "there is nothing to compare it with: the engines before it could not run the samples"
+                row.why = f"its outputs cannot be checked: no {FP32} engine before it could run the samples"
                 continue
             if each.candidate.precision != FP32 and unknowable:
                 row.why = f"{unknowable} on {made.source}, so nothing shows how exact {row.candidate.precision} is"

@@ -66,7 +66,7 @@ def read(directory: Path) -> MLmodelFile:
         flavor = content["flavors"].get(_PYFUNC)
         if flavor is None:
             names = ", ".join(content["flavors"])
-            raise invalid(f"'{path}' has the flavors {names}, but not '{_PYFUNC}', which modserve runs")
+            raise invalid(f"'{path}' lacks the flavor '{_PYFUNC}', which modserve needs; its flavors are {names}")
         signature = content.get("signature") or {}
         return MLmodelFile(
             directory,

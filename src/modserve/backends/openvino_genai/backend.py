@@ -41,8 +41,8 @@ class OpenVinoGenaiBackend:
             _log.warning("%s", warning)
         if not path.is_file():
             raise invalid(
-                f"unable to find '{path}': the folder of a version has a .gguf file, or '{_IR}' with the files that "
-                "optimum-cli export openvino writes beside it"
+                f"unable to find '{path}': the folder of a version must have a .gguf file or '{_IR}'. The latter needs "
+                "the other files that optimum-cli export openvino writes beside it"
             )
         device = options.read(config, path).device.lower()
         parameters = _parameters(path)

@@ -112,7 +112,7 @@ def model_options(config: ModelConfig) -> ModelOptions:
     if options.in_server and options.environment_path is not None:
         raise invalid(
             f"model '{config.name}': parameters '{EXECUTION_MODE}' is '{options.execution_mode}' and "
-            f"'{ENVIRONMENT_PATH}' is '{options.environment_path}', but a model that runs "
+            f"'{ENVIRONMENT_PATH}' is '{options.environment_path}'; a model that runs "
             f"{_PLACES[options.execution_mode]} of the server uses the server's interpreter; remove "
             "one of the two"
         )

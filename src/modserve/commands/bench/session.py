@@ -123,7 +123,7 @@ SEQUENCES = 4
 _SHARE_OF_IDLE = 0.5
 _FIRST = 8
 """Minimum number of connections at the start of an open loop, divided equally between the servers."""
-_STREAMS_ADVICE = "; streams over HTTP are modserve's own, '--url grpc://HOST:PORT' has those that other servers know"
+_STREAMS_ADVICE = "; only modserve streams over HTTP: for other servers, use '--url grpc://HOST:PORT'"
 _NO_LENGTHS = SequenceLengths()
 
 

@@ -104,8 +104,8 @@ def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
     if spec.datatype is dtypes.UINT8 or (spec.datatype.json_kind == "int" and spec.datatype is not dtypes.INT8):
         return PIXELS["bytes"]
     raise invalid(
-        f"input '{spec}' does not say how pixels become numbers: '--pixels' takes bytes (0 to 255), unit (0 to 1), "
-        "signed (-1 to 1), or imagenet (with the mean and deviation of ImageNet)"
+        f"input '{spec}' does not say how pixels become numbers: set '--pixels' to bytes (0 to 255), unit (0 to 1), "
+        "signed (-1 to 1) or imagenet (ImageNet's normalization)"
     )
 
 

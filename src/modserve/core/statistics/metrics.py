@@ -268,7 +268,7 @@ def _check_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
             raise invalid(
                 f"'{name}' is not a name for a label of {family.kind} '{family.name}': it takes letters, digits and "
-                "'_', does not start with a digit or '__', and 'le' is reserved for histogram buckets"
+                "'_', and does not start with a digit or '__'; 'le' is reserved for histogram buckets"
             )
         _check_text(value, f"label '{name}' of {family.kind} '{family.name}'")
     return tuple(sorted(labels.items()))

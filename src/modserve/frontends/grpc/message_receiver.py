@@ -35,8 +35,8 @@ class MessageReceiver:
         """Complete messages, each with its bytes to credit and its bytes of server memory."""
         self._assembler: MessageAssembler | None = None
         """Assembler of a partial message."""
-        self._enough = 0
-        """Bytes of that message at which the client has made progress (`advanced`)."""
+        self._next_progress = 0
+        """Received bytes of that message at which the client has made progress again (`advanced`)."""
         self._reader: asyncio.Future[None] | None = None
         self._stopped = False
         """True if no more messages are accepted."""
@@ -71,12 +71,12 @@ class MessageReceiver:
         if assembler is None:
             assembler = self._assembler = MessageAssembler(self._memory, self._most, self._coding)
             stream.advanced = stream.heard
-            self._enough = self._limits.part
+            self._next_progress = self._limits.part
         stop = assembler.feed(data, start, end)
         stream.credit(stop - start)
-        if assembler.held >= self._enough:
+        if assembler.held >= self._next_progress:
             stream.advanced = stream.heard
-            self._enough = assembler.held + self._limits.part
+            self._next_progress = assembler.held + self._limits.part
         if assembler.complete:
             self._assembler = None
             self._add(assembler.message(), 0, assembler.held)

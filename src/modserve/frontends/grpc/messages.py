@@ -22,7 +22,7 @@ PREFIX: Final = 5
 COPIED: Final = 64 * 1024
 """Maximum size in bytes of a message that is copied after its prefix; longer ones are sent uncopied."""
 
-_MUCH: Final = 1024 * 1024
+_TRUST_THRESHOLD: Final = 1024 * 1024
 """Received bytes from which the announced length of a message is trusted."""
 
 
@@ -103,7 +103,7 @@ class MessageAssembler:
         except MemoryExhaustedError as error:
             raise MessageError(RESOURCE_EXHAUSTED, error.message) from None
         self.held += size
-        if self.held > _MUCH >= before:
+        if self.held > _TRUST_THRESHOLD >= before:
             self._make_room()
         if self._large_pages and self.held > BEGUN >= before:
             use_large_pages(self._buffer, before)

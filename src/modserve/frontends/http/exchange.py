@@ -53,7 +53,7 @@ class RequestInfo:
         call.origin = self.origin
 
 
-def note_of(request_id: str, origin: Origin, logged: bool = False) -> RequestInfo:
+def make_request_info(request_id: str, origin: Origin, logged: bool = False) -> RequestInfo:
     """Return the information about a request; `request_id` is the id that its client sent (`RequestHead`)."""
     id = request_ids.choose(request_id) if request_id else request_ids.make()
     return RequestInfo(id, logged or bool(request_id), origin, logged)

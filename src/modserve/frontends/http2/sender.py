@@ -32,9 +32,9 @@ _LONG_PARTS: Final = 4 * 1024
 _AT_ONCE: Final = 1024 * 1024
 """Bytes of bodies between checks of whether the client reads them."""
 
-_WORTH: Final = 1024
-"""Bytes of a frame that pay for frames of the client, as the end of a message does: clients must not open their windows
-byte by byte."""
+_CREDITED_FRAME: Final = 1024
+"""Minimum size in bytes of a sent frame that pays for frames of the client, as the end of a message does. Otherwise a
+client could open its window byte by byte."""
 
 _TURN: Final = 4096 * 1024
 """Bytes of bodies per turn of the event loop: up to a millisecond."""
@@ -222,7 +222,7 @@ class Sender(StreamSender):
             size = writer.add_data(stream.number, pending, most - sent)
             sent += size
             ended = chunks - len(pending)  # completed messages, or parts of long ones
-            if ended or size >= _WORTH:
+            if ended or size >= _CREDITED_FRAME:
                 self._budgets.data_sent(max(1, size // writer.longest_frame), ended)
         if sent:
             stream.window -= sent

@@ -183,13 +183,13 @@ def _check(config: ModelConfig, instance: Executor) -> None:
     by_request = isinstance(instance, RequestInstance | AsyncRequestInstance)
     if not by_request and not isinstance(instance, AsyncInstance) and not callable(getattr(instance, "execute", None)):
         raise internal(
-            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
-            "nor 'execute_requests', nor 'start' or 'start_requests' with 'attach', 'detach' and 'close'"
+            f"backend '{config.backend}' made a {type(instance).__name__} for an instance; expected a method "
+            "'execute' or 'execute_requests', or 'start' or 'start_requests' with 'attach', 'detach' and 'close'"
         )
     if config.fills_up and by_request:
         raise invalid(
-            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
-            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
+            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'). "
+            f"Backend '{config.backend}' cannot pad: it gets requests one by one, and merges them itself if at all"
         )
 
 

@@ -337,7 +337,7 @@ class Model:
         if not self.outstanding:
             self._all_settled.set()
         if self.pool.leaving:
-            self.pool.see_off()
+            self.pool.release_leaving()
 
     def slot_free(self) -> None:
         if self._limited is not None:

@@ -1,4 +1,4 @@
-"""Head of an HTTP request."""
+"""Head of an HTTP request: the request line and the headers."""
 
 from dataclasses import dataclass
 
@@ -10,39 +10,42 @@ from modserve.protocol.http.deadlines import Timeouts
 
 @dataclass(init=False, slots=True)
 class RequestHead:
-    """Checked content of a request head; `BodyFraming` handles the length of the body.
+    """Validated content of a request head. `BodyFraming` has the length of the body.
 
-    An inference has a `model`; another call that bypasses the application has a `route`, and a `model` if its path
-    names one. Neither needs the first five fields, except for a route's target, unless callers need keys: then the
-    application refuses unauthorized callers, and gets the headers from `raw`. Other requests have only these fields, as
-    the application reads the rest itself.
+    - An inference has a `model`.
+    - Another call that bypasses the application has a `route`, and a `model` if its path names one.
+    - A call of the application has only `method` to `cors` and `report_format`. The application reads the rest itself.
+
+    The first two kinds omit `target`, `headers` and `as_sent`, but a call with a `route` has a `target`. If callers
+    need keys, both kinds have these fields, because the application answers unauthorized callers. `raw` may replace the
+    headers.
     """
 
     method: bytes
     target: bytes
     version: str
     headers: list[tuple[bytes, bytes]]
-    as_sent: list[tuple[str, str]]
+    as_sent: list[tuple[str, str]]  # headers with names as sent, if any are forwarded
     keep_alive: bool
-    old: bool  # HTTP/1.0: the client must be told that the connection stays open
-    cors: bytes  # header lines for the response
+    old: bool  # HTTP/1.0: the response must say that the connection stays open
+    cors: bytes  # CORS header lines for the response
     model: str
     model_version: int | None
-    version_label: str  # instead of a number
-    header_length: bytes | None  # of the JSON before binary data, as sent
+    version_label: str  # in place of a version number
+    header_length: bytes | None  # Inference-Header-Content-Length, as sent
     content_encoding: bytes | None
     response_encoding: str | None  # content coding chosen for the response
-    forwarded: Forwarded  # headers that become parameters of the request
-    timeouts: Timeouts  # headers with the client's time limits
-    trace_headers: TraceHeaders | None  # the client's span
-    route: bytes  # path of a call that the port runs itself
-    request_id: str  # see `core.requests.request_ids`; empty if the client sent none
-    accept: str  # of a call with a `route`
-    report_format: str  # requested format of a report of the server's load; empty for none
-    credentials: tuple[tuple[bytes, bytes], ...]  # headers that identify the caller, if callers need keys
-    origin: Lines  # headers about the client that the logs use
-    raw: bytes  # unparsed head, in place of its headers
-    renamed: bool  # called by a platform's name; the first five fields are set, too
+    forwarded: Forwarded  # headers to forward as request parameters
+    timeouts: Timeouts  # time limits from the client's headers
+    trace_headers: TraceHeaders | None  # trace context of the client's span
+    route: bytes  # path of a call that the port serves without the application
+    request_id: str  # empty if the client sent none
+    accept: str  # header Accept; only for calls with a `route`
+    report_format: str  # format of the load report that the client wants; empty for none
+    credentials: tuple[tuple[bytes, bytes], ...]  # headers with keys, if callers need keys
+    origin: Lines  # headers about the client, for logs
+    raw: bytes  # unparsed head; may replace `headers` if callers need keys
+    renamed: bool  # the path was a platform's name for a call; the first five fields are set
 
     def __init__(
         self,

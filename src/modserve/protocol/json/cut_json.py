@@ -18,7 +18,7 @@ _MOST_MISSES = 16
 _MOST_KEYS = 4 * LIMITS.tensors
 """Maximum number of occurrences of a key that are examined; no request needs as many."""
 _BLANK = b" \t\r\n"
-_LOOK = 256 * 1024
+_SEARCH_CHUNK = 256 * 1024
 """Bytes searched at a time, while no other thread runs."""
 Take = Callable[[object], LongArray | None]
 """Returns the array that a value of the parsed document stands for; None for another value."""
@@ -105,10 +105,10 @@ def _arrays_after(text: bytes, key: bytes, find: Callable[[bytes, int], LongArra
 def _next_key(text: bytes, key: bytes, position: int) -> int:
     """Return the position after the first `key` from `position` on, which may end a longer key; -1 if there is none."""
     while position < len(text):
-        start = text.find(key, position, position + _LOOK + len(key) - 1)
+        start = text.find(key, position, position + _SEARCH_CHUNK + len(key) - 1)
         if start >= 0:
             return start + len(key)
-        position += _LOOK
+        position += _SEARCH_CHUNK
     return -1
 
 
@@ -119,7 +119,7 @@ def _after_blanks(text: bytes, position: int) -> int:
         position += len(piece) - rest
         if rest:
             break
-        size = min(2 * size, _LOOK)
+        size = min(2 * size, _SEARCH_CHUNK)
     return position
 
 

@@ -150,10 +150,10 @@ class Measured:
         largest = self._most
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
         if self._costs.count < len(_LESSONS) and not self._delays:
-            begin, end = self._widest(near, their_lengths, place, min(largest, _LESSONS[self._costs.count]))
+            begin, end = self._largest_range(near, their_lengths, place, min(largest, _LESSONS[self._costs.count]))
             return near[begin:end]
         if self._mean_ns < _QUICK_NS:
-            begin, end = self._widest(near, their_lengths, place, largest)
+            begin, end = self._largest_range(near, their_lengths, place, largest)
             return near[begin:end]
         largest = min(largest, self.load.share(together.size, self._times(self._length(head.length))[: largest + 1]))
         weight = self.load.weight(together.size, largest)
@@ -174,12 +174,12 @@ class Measured:
         size = sum(window.rows[begin:end])
         self._trials.earn(self._times(window.lengths[end - 1])[size] * (weight + 0.5 * size))
         if self._trials.due:
-            begin, end = self._perhaps_another(window, near, place, (begin, end), price, largest)
+            begin, end = self._choose_trial(window, near, place, (begin, end), price, largest)
         if end - begin == 1:
             return [head]
         return _oldest_first(near, window.lengths, begin, end, place)
 
-    def _perhaps_another(
+    def _choose_trial(
         self,
         window: "_Window",
         near: Sequence[Inflight],
@@ -189,11 +189,11 @@ class Measured:
         largest: int,
     ) -> tuple[int, int]:
         """Return the range of a trial if a useful one is affordable; otherwise `chosen`."""
-        widest = self._widest(near, window.lengths, place, largest)
+        widest = self._largest_range(near, window.lengths, place, largest)
         run = place
         while run + 1 < widest[1] and window.lengths[run + 1] == window.lengths[place]:
             run += 1
-        kinds = (widest, (place, place + 1), (place, run + 1), self._anything(widest, place))
+        kinds = (widest, (place, place + 1), (place, run + 1), self._random_range(widest, place))
         begin, end = kinds[self._random.randrange(len(kinds))]
         size, length = sum(window.rows[begin:end]), window.lengths[end - 1]
         if (begin, end) == chosen or self._costs.sureness(rows_of(size, self._batch_sizes), length) >= SURE:
@@ -202,10 +202,12 @@ class Measured:
         time, waiting = self._times(length)[size], window.weight + 0.5 * size
         return (begin, end) if self._trials.begin(excess, time, waiting, near[begin]) else chosen
 
-    def _anything(self, widest: tuple[int, int], place: int) -> tuple[int, int]:
+    def _random_range(self, widest: tuple[int, int], place: int) -> tuple[int, int]:
         return self._random.randint(widest[0], place), self._random.randint(place, widest[1] - 1) + 1
 
-    def _widest(self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int) -> tuple[int, int]:
+    def _largest_range(
+        self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int
+    ) -> tuple[int, int]:
         """Return the largest range of requests that fit, shorter ones first: its first position, and its end."""
         begin, end = place, place + 1
         size = near[place].batch_size

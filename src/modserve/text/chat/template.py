@@ -203,6 +203,6 @@ def read_template(model: str, parameters: Mapping[str, str], folder: Path | None
 def no_template(model: str) -> ModserveError:
     """Return INVALID_ARG for a conversation with a model that has no template."""
     return invalid(
-        f"model '{model}' has no chat template: put {TEMPLATE} or {CONFIG} into its version's folder, set the "
-        "parameter chat_template in its configuration, or send the whole prompt to /v1/completions"
+        f"model '{model}' has no chat template: put {TEMPLATE} or {CONFIG} into its version's folder, or set the "
+        "parameter chat_template in its configuration; or send the whole prompt to /v1/completions"
     )

@@ -53,12 +53,12 @@ def test_what_a_model_says() -> None:
         ),
         (
             {"EXECUTION_MODE": "inline", "EXECUTION_ENV_PATH": "/envs/a"},
-            "model 'm': parameters 'EXECUTION_MODE' is 'inline' and 'EXECUTION_ENV_PATH' is '/envs/a', but a model "
+            "model 'm': parameters 'EXECUTION_MODE' is 'inline' and 'EXECUTION_ENV_PATH' is '/envs/a'; a model "
             "that runs on the event loop of the server uses the server's interpreter; remove one of the two",
         ),
         (
             {"EXECUTION_MODE": "thread", "EXECUTION_ENV_PATH": "/envs/a"},
-            "model 'm': parameters 'EXECUTION_MODE' is 'thread' and 'EXECUTION_ENV_PATH' is '/envs/a', but a model "
+            "model 'm': parameters 'EXECUTION_MODE' is 'thread' and 'EXECUTION_ENV_PATH' is '/envs/a'; a model "
             "that runs in a thread of the server uses the server's interpreter; remove one of the two",
         ),
     ],

@@ -1,4 +1,4 @@
-"""The datatypes of the protocol: their numbers in Triton, and their numpy types."""
+"""The protocol's datatypes, with Triton's numbers and numpy's types for them."""
 
 import enum
 import sys
@@ -10,7 +10,7 @@ from .errors import TritonModelException
 
 
 class DataType(enum.IntEnum):
-    """Values of `Tensor.triton_dtype`: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
+    """Triton's numbers of the datatypes: results of `Tensor.triton_dtype`, arguments of `triton_to_numpy_type`."""
 
     INVALID = 0
     BOOL = 1
@@ -43,32 +43,34 @@ NUMPY_TYPES: Dict[str, Any] = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
-"""Datatypes with a raw form equal to numpy's memory."""
+"""Numpy types of the datatypes with the same binary form as numpy's memory."""
 
 DTYPES: Dict[str, "np.dtype[Any]"] = {name: np.dtype(numpy_type) for name, numpy_type in NUMPY_TYPES.items()}
+"""Numpy dtype by datatype."""
 DATATYPES: Dict["np.dtype[Any]", str] = {dtype: name for name, dtype in DTYPES.items()}
+"""Datatype by numpy dtype, the reverse of `DTYPES`."""
 
 
 def bfloat16() -> "Optional[np.dtype[Any]]":
-    """Return the bfloat16 of ml_dtypes, if this process has imported it: numpy has none of its own."""
+    """Return the dtype bfloat16 of ml_dtypes if this process has imported that. Numpy has no bfloat16."""
     ml_dtypes = sys.modules.get("ml_dtypes")
     scalar = getattr(ml_dtypes, "bfloat16", None)
     return None if scalar is None else np.dtype(scalar)
 
 
 def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, Any]":
-    """Return the array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
+    """Return a plain numpy array over the same memory. Raises TritonModelException for masked elements."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         raise TritonModelException(
-            f"{subject} has {count} masked element{'s' if count != 1 else ''}, which no client would know of; "
+            f"{subject} has {count} masked element{'s' if count != 1 else ''}, which the protocol cannot express; "
             "array.filled(value) gives them a value"
         )
     return np.asarray(array)
 
 
 def datatype_of(dtype: "np.dtype[Any]") -> Optional[str]:
-    """Return the datatype of a dtype's arrays; None if the protocol has none. Objects and bytes are BYTES."""
+    """Return the datatype for a numpy dtype; None if the protocol has none. Objects and bytes are BYTES."""
     name = DATATYPES.get(dtype)
     if name is not None and dtype.isnative:
         return name

@@ -20,17 +20,17 @@ _BODIES = {
     "chat/completions": (
         "ChatRequestBody",
         "ChatResponseBody",
-        "Answer a conversation with a model that generates text, as OpenAI's API does; `stream` for events.",
+        "Generate the next message of a conversation, as OpenAI's API does. `stream` requests server-sent events.",
     ),
     "completions": (
         "CompletionRequestBody",
         "ChatResponseBody",
-        "Continue a text with a model that generates text, as OpenAI's API does; `stream` for events.",
+        "Generate the continuation of a text, as OpenAI's API does. `stream` requests server-sent events.",
     ),
     "responses": (
         "ItemsRequestBody",
         "ItemsResponseBody",
-        "Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored.",
+        "Generate the next items of a conversation, as OpenAI's API does. The server stores nothing.",
     ),
 }
 """Request body, response body and description of each call: compiled functions have no docstrings."""
@@ -55,9 +55,11 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
 
     failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")
     for path, call in handlers.items():
-        body, answer, description = _BODIES[path.partition("/v1/")[2]]
+        name = path.partition("/v1/")[2]
+        body, answer, description = _BODIES[name]
         options: dict[str, Any] = {
             "methods": ["POST"],
+            "name": name.replace("/", "_"),
             "description": description,
             "responses": {200: response_of(answer), **failures_of},
             "openapi_extra": body_of(body),

@@ -35,7 +35,7 @@ from . import control, deferred, generate, health, middleware, sagemaker
 from .deferred import DeferredRoutes
 from .document import HEALTH, INFERENCE, METADATA, STATISTICS
 from .health import process_router
-from .identified import Identified, note_of
+from .identified import Identified, request_info
 from .messages import QUERY, add_model_route, json_response, new_router
 from .schemas import FAILURES, INFER_BODY, PLAIN_TEXT, errors_of, responses_of
 from .streams import complete_request, unless_disconnected
@@ -293,7 +293,7 @@ def _inference(context: CallContext) -> APIRouter:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(context, lambda body, request_id: outcome.set_result(body))
-        note_of(request).add_call(call)
+        request_info(request).add_call(call)
         complete = await complete_request(request, options)
         call.start(model, version, complete.head, complete.body)
         try:
@@ -350,7 +350,7 @@ def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[
             path = request.path_params
             status = failures.spelling(error).http
             values = path.get("model", ""), path.get("version"), "", status, error.message
-            note = note_of(request)
+            note = request_info(request)
             server.failure_log.record("HTTP", *values, note.request_id, note.origin)
         return _error_response(request, error)
 

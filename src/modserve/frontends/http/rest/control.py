@@ -32,7 +32,7 @@ def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIR
     router = new_router(REPOSITORY)
 
     async def index(request: Request) -> Response:
-        """Return every model version with its state. `ready` limits the index to versions in state READY."""
+        """List the model versions with their states. `ready` limits the index to versions in state READY."""
         only_ready = repository.only_ready(await read_body(request, max_json))
         return json_response(repository.index_json(await server.repository_index(only_ready)))
 
@@ -87,20 +87,22 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
     """Return the routes for trace settings, global or of one model."""
     router = new_router(TRACE)
 
-    async def settings(model: str = "") -> Response:
+    async def read_settings(model: str = "") -> Response:
         """Return the trace settings of a model, or the global ones for all models without their own."""
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
-    async def change(request: Request, model: str = "") -> Response:
-        """Change trace settings at once. null restores the global value; at the global level, the start-up value."""
+    async def change_trace_settings(request: Request, model: str = "") -> Response:
+        """Change trace settings at once. null restores the global value, and globally the value at the start."""
         tracer = server.tracer_for(model)
         change = trace_settings.change_by_json(await read_body(request, max_json), tracer.mode)
         await server.change_trace_settings(change, model)
         return json_response(trace_settings.json(tracer.settings(model)))
 
     for path, errors in (("/v2/trace/setting", ()), ("/v2/models/{model}/trace/setting", (400,))):
-        router.add_api_route(path, settings, responses=responses_of("TraceSettings", *errors))
-        _post(router, path, change, responses_of("TraceSettings", 400, 501), "TraceSettingsChange")
+        router.add_api_route(
+            path, read_settings, name="trace_settings", responses=responses_of("TraceSettings", *errors)
+        )
+        _post(router, path, change_trace_settings, responses_of("TraceSettings", 400, 501), "TraceSettingsChange")
     return router
 
 
@@ -108,38 +110,38 @@ def region_router(server: Server, max_json: int) -> APIRouter:
     """Return the routes for shared memory. Without a region name, calls apply to all regions, except to register."""
     router = new_router(SHARED_MEMORY)
 
-    async def register_system(request: Request, region: str = "") -> Response:
+    async def register_system_region(request: Request, region: str = "") -> Response:
         """Register a POSIX shared-memory region under a name that request tensors can refer to."""
         server.shared_memory.check_may_register(SystemRegion, region)
         await server.register_region(regions.register_system_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
-    async def register_cuda(request: Request, region: str = "") -> Response:
+    async def register_cuda_region(request: Request, region: str = "") -> Response:
         """Register a region of GPU memory under a name that request tensors can refer to."""
         server.shared_memory.check_may_register(CudaRegion, region)
         await server.register_region(*regions.register_cuda_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
     def add(kind: type[Region], name: str, where: str, register: Callable[..., Any]) -> None:
-        async def status(region: str = "") -> Response:
+        async def region_status(region: str = "") -> Response:
             return json_response(regions.status_json(await server.regions(kind, region)))
 
-        async def unregister(region: str = "") -> Response:
-            """Unregister a region, or all without a name, once no request uses it. An unknown name is not an error."""
+        async def unregister_region(region: str = "") -> Response:
+            """Unregister a region once no request uses it, or all without a name. Unknown names are no error."""
             await server.unregister_region(kind, region)
             return Response(media_type=MIME_JSON)
 
-        status.__doc__ = f"The registered regions of {where} memory."
+        region_status.__doc__ = f"Return the registered regions of {where} memory."
         listed = responses_of(f"[{kind.__name__}Status]", 404)
         every, one = f"/v2/{name}sharedmemory", f"/v2/{name}sharedmemory/region/{{region}}"
         for prefix in (every, one):
-            router.add_api_route(f"{prefix}/status", status, responses=listed)
-            _post(router, f"{prefix}/unregister", unregister, empty_of(501))
+            router.add_api_route(f"{prefix}/status", region_status, responses=listed)
+            _post(router, f"{prefix}/unregister", unregister_region, empty_of(501))
         _post(router, f"{one}/register", register, empty_of(400, 501, 503), kind.__name__, required=True)
         router.add_api_route(f"{every}/register", register, methods=["POST"], include_in_schema=False)  # needs a name
 
-    add(SystemRegion, "system", "system", register_system)
-    add(CudaRegion, "cuda", "GPU", register_cuda)
+    add(SystemRegion, "system", "system", register_system_region)
+    add(CudaRegion, "cuda", "GPU", register_cuda_region)
     return router
 
 
@@ -148,14 +150,14 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
     router = new_router(ROUTING)
 
     async def routing(model: str) -> Response:
-        """Return the division of requests without a version among the model's versions, and the results of each."""
+        """Return how requests without a version are split between the model's versions, and each version's results."""
         return json_response(await server.routing(model))
 
-    async def change(request: Request, model: str) -> Response:
-        """Replace the whole routing. null deletes it; a body with `rolled_back` alone keeps it."""
+    async def change_routing(request: Request, model: str) -> Response:
+        """Replace the whole routing. null deletes it. A body with `rolled_back` alone keeps it."""
         body = await read_body(request, max_json)
         if body.strip() == b"null":
-            return await delete(model)
+            return await delete_routing(model)
         document = control_body.read(body)
         await server.set_routing(model, document)
         try:
@@ -165,13 +167,13 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
                 raise
             return json_response({"model": model, "source": "", "routing": {}, "routes": []})
 
-    async def delete(model: str) -> Response:
+    async def delete_routing(model: str) -> Response:
         """Delete the routing, and return to the routing in the model's configuration, if any."""
         await server.set_routing(model, None)
         return json_response({})
 
     path, report = "/v2/models/{model}/routing", responses_of("RoutingReport", 400, 404, 503)
     router.add_api_route(path, routing, responses=report)
-    router.add_api_route(path, change, methods=["POST"], responses=report, openapi_extra=body_of("Routing"))
-    router.add_api_route(path, delete, methods=["DELETE"], responses=responses_of("object", 404, 503))
+    router.add_api_route(path, change_routing, methods=["POST"], responses=report, openapi_extra=body_of("Routing"))
+    router.add_api_route(path, delete_routing, methods=["DELETE"], responses=responses_of("object", 404, 503))
     return router

@@ -23,30 +23,34 @@ SHARED_MEMORY = "shared memory"
 V1 = "KServe v1, TensorFlow Serving"
 
 TAGS: Mapping[str, str] = {
-    INFERENCE: "Run a model.",
-    TEXT: "Chat, and embed, rerank and classify texts.",
-    HEALTH: "Ask whether the server or a model takes requests.",
-    METADATA: "See what the server and its models are.",
-    STATISTICS: "See what the models have done, and what memory they hold.",
+    INFERENCE: "Run inference on tensors.",
+    TEXT: "Generate, embed, rerank and classify text.",
+    HEALTH: "Check whether the server or a model is ready for requests.",
+    METADATA: "Describe the server and its models.",
+    STATISTICS: "Read request counts, durations and memory use.",
     REPOSITORY: "Load and unload models.",
-    ROUTING: "Divide requests between the versions of a model.",
-    LOGGING: "Change what the server logs.",
-    TRACE: "Change which requests are traced.",
-    SHARED_MEMORY: "Let tensors of requests stay in memory that server and client share.",
-    V1: "The same models in the words of older protocols.",
+    ROUTING: "Split requests between the versions of a model.",
+    LOGGING: "Read and change log settings, and read stack traces.",
+    TRACE: "Read and change trace settings.",
+    SHARED_MEMORY: "Register memory that client and server share, for the tensors of requests.",
+    V1: "Use the same models through older protocols.",
 }
 """Groups of calls with descriptions. Inference comes first, as most readers look for it."""
 
 
 _SCHEMES: Final = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "A key, or a token of an issuer that is known."},
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key, or a token from an issuer that the server trusts.",
+    },
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 _CERTIFICATE: Final = {
-    "certificate": {"type": "mutualTLS", "description": "A client certificate for which the server has a rule."}
+    "certificate": {"type": "mutualTLS", "description": "A client certificate that matches a rule of the server."}
 }
 _CHALLENGE: Final = {"WWW-Authenticate": {"schema": {"type": "string"}}}
-_UNAUTHENTICATED: Final = "There is no valid key"
+_UNAUTHENTICATED: Final = "The request has no valid key"
 _FAILURES: Final = ("400", "404", "422", "500", "503")
 """Error statuses; a call has at least one of them, and all have the same body."""
 
@@ -64,7 +68,7 @@ def add_security(document: dict[str, Any], authority: Authority) -> None:
         body = bodies[0] if bodies else {}
         responses["401"] = _refusal(_UNAUTHENTICATED, body)
         if need.reach is not CallScope.ANY:
-            responses["403"] = _refusal(f"The key has no scope '{need.kind}' for this", body)
+            responses["403"] = _refusal(f"The key lacks the scope '{need.kind}' for this call", body)
 
 
 def _list_secured_operations(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], CallNeed]]:

@@ -17,14 +17,14 @@ from .streams import model_endpoint
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "One event for each response; a failure after the first is one with the key error",
+        "description": "Each response is one event. A failure after the first one is an event with the field `error`",
         "content": {EVENTS.media_type: {"schema": {"type": "string"}}},
     },
     **errors_of(*FAILURES),
 }
 _TENSORS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "One message for each response, by Accept; the last one has the parameter triton_final_response",
+        "description": "Each response is one message. The last one has the parameter `triton_final_response`",
         "content": {framing.media_type: {"schema": {"type": "string"}} for framing in (EVENTS, LINES)},
     },
     **errors_of(*FAILURES),
@@ -32,7 +32,7 @@ _TENSORS: dict[int | str, dict[str, Any]] = {
 _FLAT = body_of("GenerateRequestBody")
 _ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "generate": (
-        "Run one inference on a flat JSON object, for models with exactly one response.",
+        "Run inference on a flat JSON object. The model must return exactly one response.",
         {
             "response_class": JSONResponse,
             "responses": responses_of("GenerateResponseBody", *FAILURES),
@@ -40,11 +40,11 @@ _ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "generate_stream": (
-        "Run one inference on a flat JSON object; the responses follow as server-sent events.",
+        "Run inference on a flat JSON object. The server streams the responses as server-sent events.",
         {"response_class": StreamingResponse, "responses": _STREAM, "openapi_extra": _FLAT},
     ),
     "infer_stream": (
-        "Run one inference; the responses follow as they come, as server-sent events or lines of JSON.",
+        "Run inference and stream the responses. `Accept` selects server-sent events or lines of JSON.",
         {"response_class": StreamingResponse, "responses": _TENSORS, "openapi_extra": INFER_BODY},
     ),
 }

@@ -43,7 +43,7 @@ def router(server: Server) -> APIRouter:
 
     @router.get("/health", responses={**responses_of("Ready"), 503: response_of("Ready", "Not ready")})
     async def health() -> Response:
-        """Report readiness for probes and tools of other servers: status 503 while the server is not ready."""
+        """Report readiness for probes of other servers. The status is 503 while the server is not ready."""
         return make_response(await probes.health(server))
 
     return router
@@ -54,7 +54,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
 
     @router.get("/", tags=[document.V1], responses=responses_of("Alive", 503))
     async def alive(request: Request) -> Response:
-        """Report liveness for KServe. Browsers, which request HTML, get the web console if it is enabled."""
+        """Report liveness for KServe. Requests for HTML get the web console if it is enabled."""
         if server.phase is Phase.STOPPING:
             return json_response({"error": "Server exiting"}, 503)
         if options.console and "text/html" in request.headers.get("accept", ""):
@@ -68,8 +68,8 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
     @router.post(
         "/", tags=[document.TEXT], responses={200: response_of("[any]"), **errors}, openapi_extra=body_of("object")
     )
-    async def text(request: Request) -> Response:
-        """Run the task of the server's only text model: embed, classify or rerank texts, as TEI does at this path."""
+    async def run_text_task(request: Request) -> Response:
+        """Embed, classify or rerank texts with the server's only text model, as TEI does at this path."""
         return await endpoint(direct.of(TEXT)["/"], options)(request)
 
     return router

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HEADER: Final = request_ids.HEADER.encode()
 
 
-def note_of(request: Request) -> RequestInfo:
+def request_info(request: Request) -> RequestInfo:
     """Return the information about a request served by `Identified` or `log_calls`."""
     note: RequestInfo | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
@@ -33,7 +33,7 @@ def _note(scope: Any, logged: bool = False) -> RequestInfo:
         if name == _HEADER:
             value = value_sent
     id = "" if value is None else request_ids.check(value.decode("latin-1").strip())
-    note = scope[NOTE] = exchange.note_of(id, origin_of(scope), logged)
+    note = scope[NOTE] = exchange.make_request_info(id, origin_of(scope), logged)
     return note
 
 

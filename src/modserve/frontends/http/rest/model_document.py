@@ -67,8 +67,10 @@ def _paths(config: ModelConfig, models: Models, path: str) -> JsonObject:
     for call in inference:
         kind = "Infer" if call.startswith("infer") else "Generate"
         paths[f"{path}/{call}"] = {"post": _inference(call, kind, stream, bodies.get(call))}
-    paths[f"{path}/ready"] = {"get": _look_up("ready", HEALTH, "Does this model take requests?", "ModelReady")}
-    about = "The model's versions, platform, inputs and outputs."
+    paths[f"{path}/ready"] = {
+        "get": _look_up("ready", HEALTH, "Report whether the model is ready for inference.", "ModelReady")
+    }
+    about = "Return the model's versions, platform, inputs and outputs."
     paths[path] = {"get": _look_up("metadata", METADATA, about, "ModelMetadata")}
     return paths
 
@@ -78,12 +80,18 @@ def _inference(call: str, kind: str, stream: bool, example: object) -> JsonObjec
     if example is not None:
         content["example"] = example
     if stream:
-        description = "Run one inference; the responses follow as server-sent events."
-        text = {"type": "string", "description": f"Each event is a line `data: ` with a `{kind}Response` in JSON."}
-        answer: JsonObject = {"description": "Any number of events", "content": {"text/event-stream": {"schema": text}}}
+        description = "Run inference and stream the responses as server-sent events."
+        text = {
+            "type": "string",
+            "description": f"Each event is a line `data: ` followed by a `{kind}Response` in JSON.",
+        }
+        answer: JsonObject = {
+            "description": "A stream of events, one for each response",
+            "content": {"text/event-stream": {"schema": text}},
+        }
     else:
         flat = " on a flat JSON object" if kind == "Generate" else ""
-        description = f"Run one inference{flat}."
+        description = f"Run inference{flat}."
         answer = {
             "description": "Successful Response",
             "content": {MIME_JSON: {"schema": _reference(f"{kind}Response")}},
@@ -125,14 +133,16 @@ def _schemas(config: ModelConfig, models: Models) -> JsonObject:
     own: JsonObject = {
         name: {"type": "boolean"} if isinstance(value, bool) else _SEQUENCE_ID for name, value in sequence.items()
     }
-    parameters = _object(own, ["sequence_id"] if sequence else [], "Parameters of the request, or of the model.")
+    parameters = _object(
+        own, ["sequence_id"] if sequence else [], "Request parameters of the protocol and of the model."
+    )
     request = {
-        "id": {"type": "string", "description": "Comes back in the response."},
+        "id": {"type": "string", "description": "The response has the same id."},
         "parameters": parameters,
-        "inputs": _list(inputs, required, "One for each input."),
+        "inputs": _list(inputs, required, "One tensor for each input. Optional inputs may be omitted."),
         "outputs": {
             "type": "array",
-            "description": "The outputs to return; all of them by default.",
+            "description": "The outputs to return. By default, all outputs.",
             "items": _reference("RequestedOutput"),
         },
     }
@@ -140,7 +150,7 @@ def _schemas(config: ModelConfig, models: Models) -> JsonObject:
         "id": {"type": "string"},
         **_ORIGIN,
         "parameters": {"type": "object"},
-        "outputs": _list(outputs, 0, "One for each requested output."),
+        "outputs": _list(outputs, 0, "One tensor for each requested output."),
     }
     chosen = {"name": {"type": "string", "enum": [spec.name for spec in config.outputs]}}
     return {
@@ -151,12 +161,12 @@ def _schemas(config: ModelConfig, models: Models) -> JsonObject:
         "GenerateRequest": _object(
             {**own, **{spec.name: _value(config, spec) for spec in config.inputs}},
             [spec.name for spec in config.inputs if not spec.optional] + (["sequence_id"] if sequence else []),
-            "Inputs by name. Other members are parameters for the model.",
+            "Each field is an input, by name. Other fields are request parameters.",
         ),
         "GenerateResponse": _object(
             {**_ORIGIN, "id": {"type": "string"}, **{spec.name: _value(config, spec) for spec in config.outputs}},
             ["model_name", "model_version"],
-            "Outputs by name, and the response's parameters.",
+            "Each field is an output or a response parameter, by name.",
         ),
     }
 
@@ -199,14 +209,18 @@ def _tensor(config: ModelConfig, spec: TensorSpec) -> JsonObject:
     """Describe a tensor of ``infer``, with a fixed name and datatype."""
     dims = config.full_dims(spec)
     count = _count(dims)
-    data: JsonObject = {"type": "array", "items": _ELEMENTS[spec.datatype.name], "description": "Row by row."}
+    data: JsonObject = {
+        "type": "array",
+        "items": _ELEMENTS[spec.datatype.name],
+        "description": "Elements in row-major order.",
+    }
     if count is not None:
         data |= {"minItems": count, "maxItems": count}
     elif fewest := _fewest(config, spec):
         data["minItems"] = fewest
     sizes: JsonObject = {
         "type": "array",
-        "description": f"`{list(dims)}`, where -1 is any size{', the batch first' if config.batching else ''}.",
+        "description": f"`{list(dims)}`, where -1 is any size{'. The batch comes first' if config.batching else ''}.",
         "items": {"type": "integer", "minimum": 0},
         "minItems": len(dims),
         "maxItems": len(dims),
@@ -218,7 +232,7 @@ def _tensor(config: ModelConfig, spec: TensorSpec) -> JsonObject:
         "shape": sizes,
         "data": data,
     }
-    return _object(properties, properties, "Optional." if spec.optional else "")
+    return _object(properties, properties, "This input is optional." if spec.optional else "")
 
 
 def _value(config: ModelConfig, spec: TensorSpec) -> JsonObject:

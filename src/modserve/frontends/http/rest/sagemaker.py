@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 _TARGET = "x-amzn-sagemaker-target-model"
 _UNLOAD_S = 350.0
-"""Seconds to wait for an unload; SageMaker waits 10 s longer."""
-_BETWEEN_LOOKS_S = 0.02
-_BUSY = (LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNLOADING)
+"""Seconds to wait for an unload, 10 s less than SageMaker waits."""
+_POLL_S = 0.02
+_LOADED_STATES = (LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNLOADING)
 
 
 def routers(server: Server, options: HttpSettings) -> list[APIRouter]:
-    """Return the router for SageMaker; none elsewhere."""
+    """Return the router if the server runs on SageMaker; otherwise nothing."""
     routes = options.routes
     return [_router(server, routes.registry, options.max_json)] if routes is not None and routes.registry else []
 
@@ -42,16 +42,16 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     links = ModelLinks(Path(registry))
 
     async def models() -> Response:
-        """Return the loaded models."""
+        """Return the names and locations of the loaded models."""
         urls = await on_thread(links.urls)
         return json_response({"models": [_describe(name, url) for name, url in urls.items() if _in_use(server, name)]})
 
     async def model(model: str) -> Response:
-        """Return a loaded model."""
+        """Return the name and location of a loaded model."""
         return json_response(_describe(model, await _url(links, server, model)))
 
     async def load(request: Request) -> Response:
-        """Load a model from a folder with its files."""
+        """Load a model from the folder at `url`."""
         document = control_body.read(await read_body(request, max_json))
         name, url = (_text(document.get(key), key) for key in ("model_name", "url"))
         _log.info("SageMaker loads model '%s' (%s) from '%s'", name, request.headers.get(_TARGET, name), url)
@@ -77,16 +77,16 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
             await on_thread(links.remove, name)
 
     async def unload(request: Request, model: str) -> Response:
-        """Unload a model, and respond when its memory is free."""
+        """Unload a model. Responds once it is unloaded, after `_UNLOAD_S` at the latest."""
         await _url(links, server, model)
         _log.info("SageMaker unloads model '%s' (%s)", model, request.headers.get(_TARGET, model))
         await server.unload_model(model, unload_dependents=True)
-        for _ in range(round(_UNLOAD_S / _BETWEEN_LOOKS_S)):
+        for _ in range(round(_UNLOAD_S / _POLL_S)):
             if not _in_use(server, model):
                 break
-            await asyncio.sleep(_BETWEEN_LOOKS_S)
+            await asyncio.sleep(_POLL_S)
         else:
-            _log.warning("model '%s' still has requests, %d s after SageMaker has unloaded it", model, _UNLOAD_S)
+            _log.warning("model '%s' still has requests %d s after SageMaker asked to unload it", model, _UNLOAD_S)
         await on_thread(links.remove, model)
         return Response(media_type=MIME_JSON)
 
@@ -102,7 +102,7 @@ def _describe(name: str, url: str) -> dict[str, str]:
 
 
 def _in_use(server: Server, name: str) -> bool:
-    return any(entry.name == name and entry.state in _BUSY for entry in server.index())
+    return any(entry.name == name and entry.state in _LOADED_STATES for entry in server.index())
 
 
 async def _url(links: ModelLinks, server: Server, name: str) -> str:

@@ -20,7 +20,7 @@ from modserve.frontends.http.exchange import (
 from modserve.protocol import compression, failures
 from modserve.settings import HttpSettings
 
-from .identified import note_of
+from .identified import request_info
 from .messages import infer_head
 
 T = TypeVar("T")
@@ -126,11 +126,11 @@ def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, s
 async def complete_request(request: Request, options: HttpSettings) -> CompleteRequest:
     """Return the completely received request."""
     encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
-    return CompleteRequest(infer_head(request, options, encoding), await request.body(), note_of(request))
+    return CompleteRequest(infer_head(request, options, encoding), await request.body(), request_info(request))
 
 
 def response_to(request: Request, response: WholeResponse | ResponseStream) -> Response:
     """Return the ASGI response for the client of `request`."""
     if isinstance(response, ResponseStream):
-        return StreamedResponse(response, note_of(request))
+        return StreamedResponse(response, request_info(request))
     return Response(response.body, response.status, dict(response.headers), response.content_type)

@@ -15,16 +15,16 @@ from modserve.settings import HttpSettings
 from .handlers import ROUTES
 
 _DESCRIPTIONS: Mapping[str, str] = {
-    "/v1/embeddings": "The embeddings of the texts in ``input``, in their order.",
-    "/v1/rerank": "The documents in the order of their relevance to the query, the most relevant first.",
-    "/v1/score": "How relevant the texts of ``text_2`` are to those of ``text_1``, pair by pair.",
-    "/embed": "The embedding of each text in ``inputs``.",
-    "/rerank": "The ``texts`` by their relevance to the query; or ``documents``, as ``/v1/rerank`` ranks them.",
-    "/predict": "The labels of each text with their scores, the likeliest first; or those of its tokens.",
-    "/similarity": "The cosine of the angle between the embedding of a text and that of each of the others.",
-    "/tokenize": "The tokens of each text, with their places in it.",
-    "/decode": "The text of each list of tokens in ``ids``.",
-    "/info": "What the model is, and what it takes.",
+    "/v1/embeddings": "Return the embeddings of the texts in ``input``, in the same order.",
+    "/v1/rerank": "Rank documents by their relevance to the query, the most relevant first.",
+    "/v1/score": "Score the relevance of each text in ``text_2`` to its counterpart in ``text_1``.",
+    "/embed": "Return the embeddings of the texts in ``inputs``, in the same order.",
+    "/rerank": "Rank ``texts`` by their relevance to the query. With ``documents``, the call is ``/v1/rerank``.",
+    "/predict": "Return the labels of each text with scores, the likeliest first. Some models label tokens instead.",
+    "/similarity": "Return the cosine similarity of ``source_sentence`` to each text in ``sentences``.",
+    "/tokenize": "Tokenize each text. Each token has its position in the text.",
+    "/decode": "Decode each list of tokens in ``ids`` to text.",
+    "/info": "Return the model's type and input limits, and the server's version.",
 }
 """Descriptions by the first path of each call; compiled functions have no docstrings."""
 

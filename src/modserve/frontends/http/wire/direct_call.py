@@ -19,7 +19,13 @@ from modserve.frontends import offload
 from modserve.frontends.access import GONE
 from modserve.frontends.http import exchange
 from modserve.frontends.http.error_forms import encode_message
-from modserve.frontends.http.exchange import CompleteRequest, ResponseStream, StreamMessage, WholeResponse, note_of
+from modserve.frontends.http.exchange import (
+    CompleteRequest,
+    ResponseStream,
+    StreamMessage,
+    WholeResponse,
+    make_request_info,
+)
 from modserve.protocol import failures
 from modserve.protocol.http.request_head import RequestHead
 
@@ -105,7 +111,7 @@ class DirectCall:
         self._begun = False
         self._paused = False
         self._log = log
-        self._note = note_of(head.request_id, origin, log is not None)
+        self._note = make_request_info(head.request_id, origin, log is not None)
         self._status = 0
         self._sent = 0
         """Bytes of the body of the response."""

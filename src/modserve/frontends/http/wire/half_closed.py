@@ -4,8 +4,8 @@ import asyncio
 import select
 import socket
 
-_LOOK = 0.1
-"""Seconds between two looks."""
+_POLL_INTERVAL = 0.1
+"""Seconds between checks of a connection that is closing."""
 
 _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection closes."""
@@ -29,7 +29,7 @@ def look_after(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) ->
     if opened is not None and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         transport.abort()
     else:
-        loop.call_later(_LOOK, look_after, transport, loop)
+        loop.call_later(_POLL_INTERVAL, look_after, transport, loop)
 
 
 def has_unread(transport: asyncio.Transport | None) -> bool:

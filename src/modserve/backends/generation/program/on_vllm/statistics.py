@@ -1,5 +1,6 @@
-"""vLLM's own statistics: running and waiting requests, and, where the model asks for them, the metrics that Triton's
-backend reports (its src/utils/metrics.py), under their names there.
+"""Metrics from vLLM's statistics: running and waiting requests, and metrics of Triton's vLLM backend.
+
+A model's configuration requests the latter, which have the names of Triton's ``src/utils/metrics.py``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -7,28 +8,28 @@ from typing import Any
 
 from ..figures import Figures
 
-_FIRST = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
-_EACH = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
-_WHOLE = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+_FIRST_TOKEN_BUCKETS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+_TOKEN_BUCKETS = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+_REQUEST_BUCKETS = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
 _COUNTERS = {
     "vllm:prompt_tokens_total": ("Number of prefill tokens processed.", "num_prompt_tokens"),
     "vllm:generation_tokens_total": ("Number of generation tokens processed.", "num_generation_tokens"),
 }
-"""Name → its help text, and the field of vLLM's IterationStats."""
+"""Help text and field of vLLM's IterationStats, by the name of the counter."""
 _HISTOGRAMS: Mapping[str, tuple[str, list[float] | None, Callable[[Any], Iterable[float]]]] = {
     "vllm:time_to_first_token_seconds": (
         "Histogram of time to first token in seconds.",
-        _FIRST,
+        _FIRST_TOKEN_BUCKETS,
         lambda stats: stats.time_to_first_tokens_iter,
     ),
     "vllm:time_per_output_token_seconds": (
         "Histogram of time per output token in seconds.",
-        _EACH,
+        _TOKEN_BUCKETS,
         lambda stats: stats.inter_token_latencies_iter,
     ),
     "vllm:e2e_request_latency_seconds": (
         "Histogram of end to end request latency in seconds.",
-        _WHOLE,
+        _REQUEST_BUCKETS,
         lambda stats: [each.e2e_latency for each in stats.finished_requests],
     ),
     "vllm:request_prompt_tokens": (
@@ -47,11 +48,11 @@ _HISTOGRAMS: Mapping[str, tuple[str, list[float] | None, Callable[[Any], Iterabl
         lambda stats: stats.n_params_iter,
     ),
 }
-"""Name → its help text, its buckets, None for those up to the context's length, and the values of a step."""
+"""Help text, buckets and the values of a step, by the name of the histogram. None: `token_buckets` of the context."""
 
 
 class EngineStatistics:
-    """Collector of the counts of vLLM's engines in each of their steps: several, if the model is data-parallel."""
+    """Gauges of the latest step, over all of vLLM's engines. A data-parallel model has several engines."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -68,7 +69,7 @@ class EngineStatistics:
 
 
 class TritonsMetrics:
-    """The families of Triton's backend for vLLM. `context` is the model's, in tokens."""
+    """Metric families of Triton's vLLM backend. `context`: the model's context length in tokens."""
 
     def __init__(self, api: Any, labels: Mapping[str, str], context: int) -> None:
         kinds = api.MetricFamily
@@ -77,33 +78,36 @@ class TritonsMetrics:
             for name, (text, field) in _COUNTERS.items()
         ]
         self._histograms = [
-            (api.MetricFamily(name, text, kinds.HISTOGRAM).Metric(dict(labels), buckets or lengths(context)), values)
+            (
+                api.MetricFamily(name, text, kinds.HISTOGRAM).Metric(dict(labels), buckets or token_buckets(context)),
+                values,
+            )
             for name, (text, buckets, values) in _HISTOGRAMS.items()
         ]
 
     def record(self, stats: Any) -> None:
         for counter, field in self._counters:
-            if number := getattr(stats, field):
-                counter.increment(number)
+            if count := getattr(stats, field):
+                counter.increment(count)
         for histogram, values in self._histograms:
             for value in values(stats):
                 histogram.observe(value)
 
 
-def lengths(most: int) -> list[float]:
-    """Return 1, 2, 5, 10, 20, 50, … up to `most`."""
-    numbers: list[float] = []
+def token_buckets(most: int) -> list[float]:
+    """Return the histogram buckets 1, 2, 5, 10, 20, 50, … up to `most`."""
+    limits: list[float] = []
     power = 1
     while True:
         for factor in (1, 2, 5):
             if factor * power > most:
-                return numbers
-            numbers.append(float(factor * power))
+                return limits
+            limits.append(float(factor * power))
         power *= 10
 
 
 def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int], TritonsMetrics] | None) -> Any:
-    """Return a vLLM statistics logger class, derived from `base`. vLLM's engines make the objects."""
+    """Return a class for vLLM's statistics loggers, derived from `base`. vLLM's engines create the objects."""
 
     class StatLogger(base):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -116,6 +120,6 @@ def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int],
                 self._triton.record(iteration_stats)
 
         def log_engine_initialized(self) -> None:
-            """Do nothing: vLLM requires this method."""
+            """Do nothing. vLLM requires this method."""
 
     return StatLogger
