@@ -121,7 +121,7 @@ def attacked(server: ServerProcess, name: str, limits: Limits = Limits()) -> Ite
         yield cost
         try:
             # The footprint that counts: at any other moment a server may have opened a file.
-            cost.after = eventually(lambda: _recovered(cost, limits, footprint(server.pid)))
+            cost.after = eventually(lambda: _recovered(cost, limits, footprint(server.pid))) or cost.after
         except AssertionError:
             cost.after = footprint(server.pid)  # what is wrong is said below, in words
         except OSError:
