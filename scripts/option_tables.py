@@ -113,11 +113,16 @@ def options() -> str:
         if option.section == "HTTP":
             lines += ["", "## HTTP and gRPC", "", *(item(of_both(http), http, grpc) for http, grpc in shared)]
         if option.section:
-            lines += ["", f"## {option.section[0].upper()}{option.section[1:]}", ""]
+            lines += ["", f"## {heading(option.section)}", ""]
         if option.name not in elsewhere and not alias_of(option):
             aliases = [other for other in OPTIONS.values() if alias_of(other) == option.name]
             lines.append(item(option.help, option, *aliases))
     return "\n".join([*lines, "", ""])
+
+
+def heading(section: str) -> str:
+    """A section's name as a heading; protocols keep their spelling."""
+    return section if section == "gRPC" else section[0].upper() + section[1:]
 
 
 def alias_of(option: Option) -> str:
