@@ -1,7 +1,6 @@
 """Write the options, commands, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
-import textwrap
 from argparse import Action
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
-from modserve.commands.syntax import SERVER_OPTIONS, Parser
+from modserve.commands.syntax import SERVER_OPTIONS
 from modserve.commands.terminal import COMMANDS, module
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
@@ -17,7 +16,6 @@ from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, S
 from modserve.protocol.restricted import CATEGORIES, METHOD_CATEGORY, PATH_CATEGORY, RPC_CATEGORY
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
-from modserve.settings.sources import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"
@@ -27,12 +25,10 @@ PROTOCOL = DOCS / "protocol.md"
 ACCESS = DOCS / "access.md"
 PAGES = (PAGE, COMMANDS_PAGE, CONFIGURATION, PROTOCOL, ACCESS)
 BEGIN = "<!-- options: scripts/option_tables.py -->\n"
-BEGIN_WITHOUT = "<!-- without effect: scripts/option_tables.py -->\n"
 BEGIN_FIELDS = "<!-- fields: scripts/option_tables.py -->\n"
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
 BEGIN_COMMANDS = "<!-- commands: scripts/option_tables.py -->\n"
 BEGIN_COMMON = "<!-- common: scripts/option_tables.py -->\n"
-BEGIN_COMMAND_OPTIONS = "<!-- theirs: scripts/option_tables.py -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
@@ -84,9 +80,6 @@ MORE_COMMANDS = {
     "unload": "#load-unload",
 }
 """Where the documentation has more about a command."""
-
-WITH_OPTIONS = ("status", "models", "infer", "chat", "load", "unload", "top", "init", "doctor")
-"""Commands with their options in a table. Those of the others are on their pages."""
 
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
@@ -161,12 +154,6 @@ def of_both(http: Option) -> str:
     return http.help if "gRPC" in http.help else http.help.replace("HTTP", "HTTP / gRPC")
 
 
-def without_effect() -> str:
-    """tritonserver's options that are accepted and do nothing; the log has the reasons."""
-    names = ", ".join(f"`--{name}`" for name in WITHOUT_EFFECT)
-    return textwrap.fill(names, 140, break_on_hyphens=False).join(["\n", ".\n\n"])
-
-
 def fields() -> str:
     """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
     names: dict[str, list[str]] = {}
@@ -197,30 +184,15 @@ def commands() -> str:
 
 def common_options() -> str:
     """The options of all commands that call a server; each has a time limit of its own."""
-    items = [
-        f"- `{spelling(action)}`: {re.sub(r' .default: [0-9]+.$', '', action.help or '')}"
-        for group in action_groups(module("status").PARSER, common=True)
-        for action in group
-    ]
+    items = [f"- `{spelling(action)}`: {re.sub(r' .default: [0-9]+.$', '', action.help or '')}" for action in actions()]
     return "\n".join(["", *items, "", ""])
 
 
-def command_options() -> str:
-    """The options of each command on the page, without the common ones."""
-    lines = []
-    for name in WITH_OPTIONS:
-        groups = [", ".join(f"`{spelling(each)}`" for each in group) for group in action_groups(module(name).PARSER)]
-        lines.append(f"- {name}: {'; '.join(groups)}")
-    return "\n".join(["", *lines, "", ""])
-
-
-def action_groups(parser: Parser, common: bool = False) -> Iterator[list[Action]]:
-    """The options of a command without the common ones, or these, as grouped in its help."""
-    for group in parser._action_groups:
-        if (group.title == SERVER_OPTIONS) == common:
-            actions = [each for each in group._group_actions if each.option_strings and each.dest != "help"]
-            if actions:
-                yield actions
+def actions() -> Iterator[Action]:
+    """The options that all commands for a running server share."""
+    for group in module("status").PARSER._action_groups:
+        if group.title == SERVER_OPTIONS:
+            yield from group._group_actions
 
 
 def spelling(action: Action) -> str:
@@ -279,10 +251,8 @@ def calls() -> str:
 
 TABLES = (
     (BEGIN, options),
-    (BEGIN_WITHOUT, without_effect),
     (BEGIN_COMMANDS, commands),
     (BEGIN_COMMON, common_options),
-    (BEGIN_COMMAND_OPTIONS, command_options),
     (BEGIN_FIELDS, fields),
     (BEGIN_ERRORS, errors),
     (BEGIN_CALLS, calls),
