@@ -125,15 +125,20 @@ def alias_of(option: Option) -> str:
 
 
 def item(meaning: str, *named: Option) -> str:
-    """An item for options of one meaning. The value stands behind the last name; that of a switch is known."""
+    """An item for options of one meaning, with a value behind the last name. A switch has none, and is off by default.
+
+    An ellipsis behind the value stands for the help's "repeatable".
+    """
     option = named[0]
     names = [f"--{each.name}" for each in named]
+    meaning, repeatable = re.subn(r"[;.] repeatable\.$", ".", meaning, flags=re.IGNORECASE)
     if option.value != "true|false":
-        names[-1] += f" {option.value}"
+        names[-1] += f" {option.value}" + "…" * repeatable
     cells = [f"`{name}`" for name in names]
     if option.name in MORE:
         cells[0] = f"[{cells[0]}]({MORE[option.name]})"
-    default = f" ({option.default_in_words})" if option.default_in_words else ""
+    is_off = option.value == "true|false" and option.default_in_words == "false"
+    default = f" ({option.default_in_words})" if option.default_in_words and not is_off else ""
     return f"- {', '.join(cells)}{default}: {meaning}"
 
 
