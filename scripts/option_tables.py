@@ -1,15 +1,12 @@
 """Write the options, commands, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
-from argparse import Action
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
-from modserve.commands.syntax import SERVER_OPTIONS
-from modserve.commands.terminal import COMMANDS, module
+from modserve.commands.terminal import COMMANDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
 from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
@@ -28,7 +25,6 @@ BEGIN = "<!-- options: scripts/option_tables.py -->\n"
 BEGIN_FIELDS = "<!-- fields: scripts/option_tables.py -->\n"
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
 BEGIN_COMMANDS = "<!-- commands: scripts/option_tables.py -->\n"
-BEGIN_COMMON = "<!-- common: scripts/option_tables.py -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
@@ -160,14 +156,13 @@ def of_both(http: Option) -> str:
 
 
 def fields() -> str:
-    """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
-    names: dict[str, list[str]] = {}
-    for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        but = ", ".join(sorted(setting.supported_by))
-        exception = f" (not for {but})" if but else ""
-        names.setdefault("error" if setting.fails else "warning", []).append(f"`{setting.path}`{exception}")
-    rows = [f"| {effect} | {', '.join(paths)} |" for effect, paths in names.items()]
-    return "\n".join(["", "| effect | fields |", "|---|---|", *rows, "", ""])
+    """The fields of a configuration that keep a model from loading; the messages have the reasons."""
+    lines = []
+    for setting in SETTINGS:
+        if setting.fails:
+            engines = ", ".join(sorted(setting.supported_by))
+            lines.append(f"- `{setting.path}`" + (f", except for {engines}" if engines else ""))
+    return "\n".join(["", *lines, "", ""])
 
 
 def errors() -> str:
@@ -185,24 +180,6 @@ def commands() -> str:
         words = f" `{command.words}`" if command.words else ""
         lines.append(f"- [`{name}`]({MORE_COMMANDS[name]}){words}: {command.summary}")
     return "\n".join([*lines, "", ""])
-
-
-def common_options() -> str:
-    """The options of all commands that call a server; each has a time limit of its own."""
-    items = [f"- `{spelling(action)}`: {re.sub(r' .default: [0-9]+.$', '', action.help or '')}" for action in actions()]
-    return "\n".join(["", *items, "", ""])
-
-
-def actions() -> Iterator[Action]:
-    """The options that all commands for a running server share."""
-    for group in module("status").PARSER._action_groups:
-        if group.title == SERVER_OPTIONS:
-            yield from group._group_actions
-
-
-def spelling(action: Action) -> str:
-    value = "|".join(action.choices) if action.choices else action.metavar or ""
-    return f"{', '.join(action.option_strings)} {f'[{value}]' if action.nargs == '?' else value}".strip()
 
 
 class CallRow(NamedTuple):
@@ -257,7 +234,6 @@ def calls() -> str:
 TABLES = (
     (BEGIN, options),
     (BEGIN_COMMANDS, commands),
-    (BEGIN_COMMON, common_options),
     (BEGIN_FIELDS, fields),
     (BEGIN_ERRORS, errors),
     (BEGIN_CALLS, calls),
