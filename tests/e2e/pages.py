@@ -107,6 +107,7 @@ def _complete(command: str) -> bool:
 _DURATION = re.compile(r"\b\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s)\b")
 _NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 _ADVICE = re.compile(r"^.+: \d+ % of the time is spent .+\n?", re.MULTILINE)
+_CHECK = re.compile(r"^(?:ok|warning|problem) +(\S+(?: \S+)*)  |^(…)$", re.MULTILINE)
 
 
 def exact(text: str) -> str:
@@ -125,6 +126,11 @@ def without_figures(text: str) -> str:
 def rows(text: str) -> str:
     """The lines of a table that is sorted by its figures."""
     return "\n".join(sorted(without_figures(text).splitlines()))
+
+
+def checks(text: str) -> str:
+    """What `modserve doctor` looks at, without what it sees."""
+    return "\n".join(name or others for name, others in _CHECK.findall(text))
 
 
 def alike(printed: str, shown: str, normal: Callable[[str], str] = exact) -> bool:

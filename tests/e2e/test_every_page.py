@@ -17,7 +17,7 @@ import pytest
 import readme_picture
 from page_runner import PageRunner
 from page_settings import EXPLICIT, SETTINGS, Setting, a_language_model, examples, reset
-from pages import PAGES, ROOT, SHELLS, Block, alike, blocks, exact, rows, steps, without_figures
+from pages import PAGES, ROOT, SHELLS, Block, alike, blocks, checks, exact, rows, steps, without_figures
 from repositories import EXAMPLES
 from server_process import ServerProcess, serving, started
 from wire import http
@@ -69,6 +69,7 @@ COMPARED: Mapping[str, Callable[[str], str]] = {
     "modserve top": rows,
     "modserve replay": without_figures,
     "modserve doctor --security": exact,
+    "modserve doctor": checks,
 }
 """Beginnings of commands that print figures of a server that has been used, or of a machine."""
 
