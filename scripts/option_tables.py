@@ -156,13 +156,13 @@ def of_both(http: Option) -> str:
 
 
 def fields() -> str:
-    """The fields of a configuration that keep a model from loading; the messages have the reasons."""
-    lines = []
+    """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
+    names: dict[str, list[str]] = {"Errors": [], "Warnings": []}
     for setting in SETTINGS:
-        if setting.fails:
-            engines = ", ".join(sorted(setting.supported_by))
-            lines.append(f"- `{setting.path}`" + (f", except for {engines}" if engines else ""))
-    return "\n".join(["", *lines, "", ""])
+        engines = ", ".join(sorted(setting.supported_by))
+        exception = f" (not for {engines})" if engines else ""
+        names["Errors" if setting.fails else "Warnings"].append(f"`{setting.path}`{exception}")
+    return "\n".join(["", *(f"- **{effect}**: {', '.join(paths)}" for effect, paths in names.items()), "", ""])
 
 
 def errors() -> str:
