@@ -1,23 +1,18 @@
 """Write the options, commands, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
-import textwrap
-from argparse import Action
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
-from modserve.commands.syntax import SERVER_OPTIONS, Parser
-from modserve.commands.terminal import COMMANDS, module
+from modserve.commands.terminal import COMMANDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
 from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
 from modserve.protocol.restricted import CATEGORIES, METHOD_CATEGORY, PATH_CATEGORY, RPC_CATEGORY
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
-from modserve.settings.sources import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"
@@ -27,12 +22,9 @@ PROTOCOL = DOCS / "protocol.md"
 ACCESS = DOCS / "access.md"
 PAGES = (PAGE, COMMANDS_PAGE, CONFIGURATION, PROTOCOL, ACCESS)
 BEGIN = "<!-- options: scripts/option_tables.py -->\n"
-BEGIN_WITHOUT = "<!-- without effect: scripts/option_tables.py -->\n"
 BEGIN_FIELDS = "<!-- fields: scripts/option_tables.py -->\n"
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
 BEGIN_COMMANDS = "<!-- commands: scripts/option_tables.py -->\n"
-BEGIN_COMMON = "<!-- common: scripts/option_tables.py -->\n"
-BEGIN_COMMAND_OPTIONS = "<!-- theirs: scripts/option_tables.py -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
@@ -85,9 +77,6 @@ MORE_COMMANDS = {
 }
 """Where the documentation has more about a command."""
 
-WITH_OPTIONS = ("status", "models", "infer", "chat", "load", "unload", "top", "init", "doctor")
-"""Commands with their options in a table. Those of the others are on their pages."""
-
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
     "not found": STATUS[Code.NOT_FOUND],
@@ -113,11 +102,16 @@ def options() -> str:
         if option.section == "HTTP":
             lines += ["", "## HTTP and gRPC", "", *(item(of_both(http), http, grpc) for http, grpc in shared)]
         if option.section:
-            lines += ["", f"## {option.section[0].upper()}{option.section[1:]}", ""]
+            lines += ["", f"## {heading(option.section)}", ""]
         if option.name not in elsewhere and not alias_of(option):
             aliases = [other for other in OPTIONS.values() if alias_of(other) == option.name]
             lines.append(item(option.help, option, *aliases))
     return "\n".join([*lines, "", ""])
+
+
+def heading(section: str) -> str:
+    """A section's name as a heading; protocols keep their spelling."""
+    return section if section == "gRPC" else section[0].upper() + section[1:]
 
 
 def alias_of(option: Option) -> str:
@@ -127,15 +121,20 @@ def alias_of(option: Option) -> str:
 
 
 def item(meaning: str, *named: Option) -> str:
-    """An item for options of one meaning. The value stands behind the last name; that of a switch is known."""
+    """An item for options of one meaning, with a value behind the last name. A switch has none, and is off by default.
+
+    An ellipsis behind the value stands for the help's "repeatable".
+    """
     option = named[0]
     names = [f"--{each.name}" for each in named]
+    meaning, repeatable = re.subn(r"[;.] repeatable\.$", ".", meaning, flags=re.IGNORECASE)
     if option.value != "true|false":
-        names[-1] += f" {option.value}"
+        names[-1] += f" {option.value}" + "…" * repeatable
     cells = [f"`{name}`" for name in names]
     if option.name in MORE:
         cells[0] = f"[{cells[0]}]({MORE[option.name]})"
-    default = f" ({option.default_in_words})" if option.default_in_words else ""
+    is_off = option.value == "true|false" and option.default_in_words == "false"
+    default = f" ({option.default_in_words})" if option.default_in_words and not is_off else ""
     return f"- {', '.join(cells)}{default}: {meaning}"
 
 
@@ -156,21 +155,14 @@ def of_both(http: Option) -> str:
     return http.help if "gRPC" in http.help else http.help.replace("HTTP", "HTTP / gRPC")
 
 
-def without_effect() -> str:
-    """tritonserver's options that are accepted and do nothing; the log has the reasons."""
-    names = ", ".join(f"`--{name}`" for name in WITHOUT_EFFECT)
-    return textwrap.fill(names, 140, break_on_hyphens=False).join(["\n", ".\n\n"])
-
-
 def fields() -> str:
     """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
-    names: dict[str, list[str]] = {}
-    for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        but = ", ".join(sorted(setting.supported_by))
-        exception = f" (not for {but})" if but else ""
-        names.setdefault("error" if setting.fails else "warning", []).append(f"`{setting.path}`{exception}")
-    rows = [f"| {effect} | {', '.join(paths)} |" for effect, paths in names.items()]
-    return "\n".join(["", "| effect | fields |", "|---|---|", *rows, "", ""])
+    names: dict[str, list[str]] = {"Errors": [], "Warnings": []}
+    for setting in SETTINGS:
+        engines = ", ".join(sorted(setting.supported_by))
+        exception = f" (not for {engines})" if engines else ""
+        names["Errors" if setting.fails else "Warnings"].append(f"`{setting.path}`{exception}")
+    return "\n".join(["", *(f"- **{effect}**: {', '.join(paths)}" for effect, paths in names.items()), "", ""])
 
 
 def errors() -> str:
@@ -188,39 +180,6 @@ def commands() -> str:
         words = f" `{command.words}`" if command.words else ""
         lines.append(f"- [`{name}`]({MORE_COMMANDS[name]}){words}: {command.summary}")
     return "\n".join([*lines, "", ""])
-
-
-def common_options() -> str:
-    """The options of all commands that call a server; each has a time limit of its own."""
-    items = [
-        f"- `{spelling(action)}`: {re.sub(r' .default: [0-9]+.$', '', action.help or '')}"
-        for group in action_groups(module("status").PARSER, common=True)
-        for action in group
-    ]
-    return "\n".join(["", *items, "", ""])
-
-
-def command_options() -> str:
-    """The options of each command on the page, without the common ones."""
-    lines = []
-    for name in WITH_OPTIONS:
-        groups = [", ".join(f"`{spelling(each)}`" for each in group) for group in action_groups(module(name).PARSER)]
-        lines.append(f"- {name}: {'; '.join(groups)}")
-    return "\n".join(["", *lines, "", ""])
-
-
-def action_groups(parser: Parser, common: bool = False) -> Iterator[list[Action]]:
-    """The options of a command without the common ones, or these, as grouped in its help."""
-    for group in parser._action_groups:
-        if (group.title == SERVER_OPTIONS) == common:
-            actions = [each for each in group._group_actions if each.option_strings and each.dest != "help"]
-            if actions:
-                yield actions
-
-
-def spelling(action: Action) -> str:
-    value = "|".join(action.choices) if action.choices else action.metavar or ""
-    return f"{', '.join(action.option_strings)} {f'[{value}]' if action.nargs == '?' else value}".strip()
 
 
 class CallRow(NamedTuple):
@@ -274,10 +233,7 @@ def calls() -> str:
 
 TABLES = (
     (BEGIN, options),
-    (BEGIN_WITHOUT, without_effect),
     (BEGIN_COMMANDS, commands),
-    (BEGIN_COMMON, common_options),
-    (BEGIN_COMMAND_OPTIONS, command_options),
     (BEGIN_FIELDS, fields),
     (BEGIN_ERRORS, errors),
     (BEGIN_CALLS, calls),

@@ -16,6 +16,40 @@ from wire import http
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "python-models.md"
+STREAMING = """
+import asyncio
+from collections.abc import AsyncIterator
+
+
+@modserve.model
+async def words(text: str) -> AsyncIterator[str]:
+    for word in text.split():
+        await asyncio.sleep(0.01)
+        yield word
+"""
+
+PROGRAM = """
+import modserve
+import numpy as np
+
+
+@modserve.model(inputs={"x": ("FP32", [2])}, outputs={"y": ("FP32", [2])}, isolation="thread")
+def halve(x):
+    return x / 2
+
+
+async def main() -> None:
+    async with modserve.InferenceServer(modserve.Settings(python_model=halve)) as server:
+        response = await server.infer("halve", {"x": np.array([2, 4], np.float32)})
+        print(response.outputs["y"].array)
+
+
+if __name__ == "__main__":
+    import asyncio
+
+    asyncio.run(main())
+"""
+
 NAMES = ("double", "sentiment", "colours", "shout", "count", "words", "Scale")
 
 RAISING = """
@@ -62,11 +96,10 @@ def streamed(server: Server, model: str, **inputs: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the page's functions in `functions.py`, and its program in `program.py`."""
+    """With the page's functions in `functions.py`, and a program in `program.py`."""
     folder = tmp_path_factory.mktemp("functions")
-    *functions, program = blocks()
-    (folder / "functions.py").write_text("\n\n".join(functions))
-    (folder / "program.py").write_text(program)
+    (folder / "functions.py").write_text("\n\n".join([*blocks(), STREAMING]))
+    (folder / "program.py").write_text(PROGRAM)
     (folder / "raising.py").write_text(RAISING)
     return folder
 
@@ -90,7 +123,7 @@ def test_the_functions_of_the_page(server: Server) -> None:
         assert call(server, scale, ("x", "FP32", [2, 1], [1, 2])) == {"output": [3, 6]}
 
 
-def test_the_streams_of_the_page(server: Server) -> None:
+def test_streams(server: Server) -> None:
     assert streamed(server, "count", upto=3) == [0, 1, 2]
     assert streamed(server, "words", text="one two") == ["one", "two"]
 
@@ -104,7 +137,7 @@ def test_what_clients_see_of_the_models(server: Server) -> None:
     assert [each["name"] for each in metadata["outputs"]] == ["label", "score"]
 
 
-def test_the_program_of_the_page(folder: Path) -> None:
+def test_a_program(folder: Path) -> None:
     result = subprocess.run([sys.executable, folder / "program.py"], capture_output=True, text=True, check=True)
     assert result.stdout == "[1. 2.]\n"
 
@@ -115,7 +148,7 @@ def test_a_script_whose_function_runs_in_a_process(folder: Path) -> None:
     assert result.stdout == "[1. 2.]\n"
 
 
-def test_type_checkers_understand_the_page(folder: Path) -> None:
+def test_type_checkers_understand_functions_and_program(folder: Path) -> None:
     """Strictly, but for the functions without hints that the page has, too."""
     options = ["--strict", "--allow-untyped-defs", "--config-file=", "--follow-imports=silent"]
     result = subprocess.run(

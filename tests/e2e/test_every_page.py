@@ -76,7 +76,6 @@ COMPARED: Mapping[str, Callable[[str], str]] = {
 OTHER_TESTS: Mapping[str, str] = {
     "docs/operations.md": "a drain, after which the server serves nobody; tests/e2e/test_lame_duck.py drains",
     "docs/servers.md": "three servers at addresses of their own; tests/e2e/test_commands_on_three_servers.py has them",
-    "docs/troubleshooting.md": "a folder with a mistake, which tests/unit/commands/test_check.py makes",
 }
 """Pages with commands in blocks that this test does not run."""
 

@@ -10,7 +10,7 @@ from .values import cache_texts, whole_number
 CACHE_CONFIG: Any = option(
     CacheSettings(),
     "Response cache: local,size=BYTES, or redis,host=NAME,port=N for several servers; other keys: ttl, entry_size, "
-    "Triton's for Redis; repeatable.",
+    "and Triton's for Redis; repeatable.",
     "",
     Option(
         "Same as --cache-config=local,size=N, deprecated.",

@@ -38,8 +38,8 @@ class TlsFiles:
 
 FILE: Any = option(
     "",
-    "File of keys, tenants, token issuers and certificates, by 'modserve keys'; changes take effect. "
-    f"The variable {KEY_VARIABLE} is a key by itself.",
+    "File of keys, tenants, token issuers and certificates, written by 'modserve keys'; reloaded when it changes. "
+    f"The variable {KEY_VARIABLE} adds a key with all rights.",
     section="access",
 )
 
@@ -51,7 +51,7 @@ def _open(value: object) -> object:
 Open: TypeAlias = Annotated[frozenset[Literal["health", "metrics"]], BeforeValidator(_open)]
 OPEN: Any = option(
     frozenset({"health"}),
-    "Calls that need no key: health (of the server), metrics, or none; repeatable.",
+    "Calls that need no key: health of the server, metrics, or none; repeatable.",
     value="health|metrics|none",
     several=True,
     default_in_words="health",
@@ -86,14 +86,14 @@ Address = Annotated[str, AfterValidator(_address)]
 AdminAddress = Annotated[str, AfterValidator(_admin_address)]
 ADMIN: Any = option(
     "",
-    "Address for operators (HOST:PORT, :PORT or unix:PATH) with all calls and metrics. Other ports then do not load "
-    "models, list the repository, change routings or settings, or have pages for browsers.",
+    "Address for operators, with all calls and metrics: HOST:PORT, :PORT or unix:PATH. Other ports then refuse to load "
+    "models, list the repository or change routings and settings, and have no pages for browsers.",
     default_in_words="none",
 )
 METRICS: Any = option(
     "",
-    "Address of the metrics port; unix:PATH for a Unix socket. With --admin-address, only this or --metrics-port "
-    "opens the port.",
+    "Address of the metrics port; unix:PATH for a Unix socket. With --admin-address, the port is closed unless "
+    "this or --metrics-port is set.",
     default_in_words="that of HTTP; 127.0.0.1 if that is a Unix socket",
 )
 
@@ -235,7 +235,7 @@ class FrontEndSettings:
     port: Port = 0
     reuse_port: bool = option(
         False,
-        "Share the {} port with other servers with this option, once the models have loaded.",
+        "Share the {} port with other servers that have this option; this one listens once its models have loaded.",
         "reuse-{}-port",
     )
     header_pattern: values.HeaderPattern = option(
@@ -249,20 +249,20 @@ class FrontEndSettings:
     use_ssl: bool = option(False, "Serve {} over TLS only.")
     use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a valid certificate.")
     server_cert: str = option("", "PEM file with the server's certificate chain; HTTP uses gRPC's by default.")
-    server_key: str = option("", "PEM file with its unencrypted private key; HTTP uses gRPC's by default.")
+    server_key: str = option("", "PEM file with the server's unencrypted private key; HTTP uses gRPC's by default.")
     root_cert: str = option("", "PEM file with the root certificates for clients; HTTP uses gRPC's by default.")
     server_timing: bool = option(
         False, "Report the times of each inference in its response, over HTTP and gRPC.", "server-timing"
     )
     orca: Literal["off", "request", "text", "json", "bin"] = option(
         "off",
-        "Report the server's load (ORCA) over gRPC, and in an HTTP header of this format; request: of the request's.",
+        "Report the server's load (ORCA) over gRPC and in an HTTP header; request: in the format that a request names.",
         "orca",
     )
     client_timeout: Count = option(
         60,
-        "Seconds for a client to send more of a request (else 408, DEADLINE_EXCEEDED) or read more of a response "
-        "(else disconnected), over HTTP and gRPC; 0: no limit.",
+        "Seconds that a client may pause in sending a request (then 408, DEADLINE_EXCEEDED) or reading a response "
+        "(then disconnected), over HTTP and gRPC; 0: no limit.",
         "http-client-timeout",
     )
 
@@ -315,19 +315,19 @@ class HttpSettings(FrontEndSettings):
     )
     max_connections: Count = option(
         10_000,
-        "Open connections, within the limit on open files; one more gets 503; 0: up to that limit.",
+        "Maximum open connections, also limited by open files (ulimit -n); others get 503; 0: only that limit.",
     )
     idle_timeout: Count = option(620, "Seconds that an idle connection stays open; 0: forever.")
     console: bool = option(True, "Serve the live console, at / and /console.", "console")
     peers: str = option(
         "",
-        "Servers that the console shows: addresses, or dns:///NAME:PORT for all of a name.",
+        "Servers that the console shows: URLs, or dns:///NAME:PORT for all addresses of a name.",
         "peers",
         value="URL,…",
     )
     allow_host: values.Hosts = option(
         frozenset(),
-        "Name by which browsers may call the server, besides addresses and the machine's names; * for any; repeatable.",
+        "Host name that browsers may use, besides IP addresses and the machine's names; * for any; repeatable.",
         value="NAME",
         several=True,
     )
@@ -339,7 +339,7 @@ class HttpSettings(FrontEndSettings):
     )
     platform: Platform = option(
         "none",
-        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, with their variables.",
+        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, and read their variables.",
         "platform",
     )
     vertex_ai_default_model: str = option(
@@ -378,16 +378,22 @@ class GrpcSettings(FrontEndSettings):
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )
-    max_concurrent_streams: Count = option(1_000, "Open calls on a connection; others wait in the client; 0: no limit.")
+    max_concurrent_streams: Count = option(
+        1_000, "Maximum open calls on a connection; others wait in the client; 0: no limit."
+    )
     keepalive_time: Milliseconds = option(7_200_000, "Milliseconds of silence before the server pings a client.")
     keepalive_timeout: Milliseconds = option(
         20_000, "Milliseconds to reply to a ping before the client is disconnected."
     )
     keepalive_permit_without_calls: bool = option(False, "Also send pings on connections without calls.")
-    http2_max_pings_without_data: Count = option(2, "Pings sent without data in between; 0: no limit.")
+    http2_max_pings_without_data: Count = option(
+        2, "Maximum pings that the server sends without data in between; 0: no limit."
+    )
     http2_min_recv_ping_interval_without_data: Count = option(
         300_000, "Minimum milliseconds between pings of a client that sends no data; an earlier ping is a strike."
     )
     http2_max_ping_strikes: Count = option(2, "Strikes before a client's connection is closed; 0: no limit.")
     max_connection_age: Count = option(0, "Milliseconds before the server asks a client to reconnect; 0: never.")
-    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take then; 0: no limit.")
+    max_connection_age_grace: Count = option(
+        0, "Milliseconds for calls to end after --grpc-max-connection-age; 0: no limit."
+    )

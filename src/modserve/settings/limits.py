@@ -41,17 +41,17 @@ class LoopLimits:
 REQUEST_MEMORY: int | None = option(
     None,
     "Bytes that all requests together may hold; 0: no limit.",
-    section="limits and memory",
-    default_in_words="half of the memory",
+    section="limits",
+    default_in_words="half of the container's or machine's memory",
 )
 MAX_ACCEPTED: int = option(
     0,
-    "Requests in flight; more are refused. 0: no limit. A model's own: parameter limits.max_accepted_requests.",
+    "Maximum requests in flight; 0: no limit. For one model: parameter limits.max_accepted_requests.",
 )
 EXECUTION_SECS: int = option(
     600,
-    "Seconds until an execution, or a decoupled model's next response, fails, and its instance is replaced. "
-    "0: never. A model's own: parameter limits.execution_timeout_ms.",
+    "Time limit of an execution, and of a decoupled model's next response, in seconds. After it, the request fails and "
+    "the instance is replaced. 0: none. For one model: parameter limits.execution_timeout_ms.",
 )
 RATE_LIMIT: Literal["off", "execution_count"] = option(
     "off",
@@ -91,21 +91,21 @@ Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 LIMIT: MemoryLimit = option(
     MemoryLimit(),
     "Memory for all models: bytes, 10GB, 500MiB, or a percentage of the container's or machine's. "
-    "Models load on request; the least recently used make room. 0: no limit.",
+    "Models load with a request; the least recently used are unloaded. 0: no limit.",
     section="memory of models",
     value="BYTES|SIZE|PERCENTAGE",
     default_in_words="0",
 )
 LAZILY: Literal["auto", "true", "false"] = option(
     "auto",
-    "Load models with their first request; auto: only with --model-memory-limit. A model's own: parameter "
+    "Load models with their first request; auto: only with --model-memory-limit. For one model: parameter "
     "residency.load.",
     flag=True,
     value="auto|true|false",
 )
 IDLE_SECS: int = option(
     0,
-    "Seconds without a request until a model is unloaded; 0: never. A model's own: parameter "
+    "Seconds without a request until a model is unloaded; 0: never. For one model: parameter "
     "residency.idle_unload_secs.",
 )
 WAIT_SECS: int = option(
@@ -117,5 +117,5 @@ WAIT_SECS: int = option(
 EXIT_SECS: int = option(30, "Seconds that a stopping server waits for requests in flight.")
 DELAY_SECS: int = option(
     0,
-    "Seconds that a stopping server is not ready but accepts requests, for load balancers.",
+    "Seconds that a stopping server, no longer ready, accepts requests, for load balancers.",
 )

@@ -21,7 +21,7 @@ FILE: Any = option("", "File for log lines, instead of standard error; SIGHUP re
 
 MULTILINE: Any = option(
     "auto",
-    "Write tracebacks in format ISO8601 on separate lines; auto: on a terminal; false: in the message's line.",
+    "Write tracebacks in format ISO8601 on separate lines; auto: only on a terminal; false: in the message's line.",
 )
 ACCESS_LOG: Any = option(
     "errors",
@@ -42,5 +42,5 @@ AUDIT_LOG: Any = option(
 )
 REQUEST_IDS: Any = option(
     "needed",
-    "Requests without X-Request-ID that get one: needed: those in the log; all.",
+    "Requests that get an ID if they have no X-Request-ID: needed: those that are logged; all.",
 )

@@ -50,14 +50,14 @@ class Settings(BaseModel):
     """Model repositories, one or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
-        "Decorated function or class; also 'serve my_module:my_model'; NAME is by default OBJECT; repeatable.",
+        "Decorated function or class, as in 'serve my_module:my_model'. Default NAME: OBJECT. Repeatable.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects or their import paths, by name; the keyword accepts one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
-        "Model file, or directory of one model; also 'serve resnet50.onnx'; NAME is by default the file's; repeatable.",
+        "Model file or directory of one model, as in 'serve resnet50.onnx'. Default NAME: the file name. Repeatable.",
         value="[NAME=]FILE",
         several=True,
     )
@@ -67,8 +67,11 @@ class Settings(BaseModel):
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
     exit_timeout_secs: Count = limits.EXIT_SECS
     shutdown_delay_secs: Count = limits.DELAY_SECS
-    strict_readiness: bool = option(True, "Be ready only when every model is; false: after the first load.")
-    strict_version_readiness: bool = option(False, "Be unready, like Triton, while any version loads or has failed.")
+    strict_readiness: bool = option(True, "Be ready only when every model is; false: when the loads at the start end.")
+    strict_version_readiness: bool = option(
+        False,
+        "Be unready while any version loads or has failed, as in Triton; false: not if another version serves.",
+    )
     model_control_mode: values.ControlMode = option(
         "none",
         "none: load all models at the start; explicit: by --load-model and load calls; poll: follow the repositories' "
@@ -107,12 +110,12 @@ class Settings(BaseModel):
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "Model versions that load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Sample requests before a model is ready: config: from model_warmup; auto: also generated ones; off: none.",
+        "Sample requests before a model is ready: config: those in model_warmup; auto: also generated ones; off: none.",
     )
     # As in tritonserver, the option that switches it off wins over the one that switches it on.
     disable_auto_complete_config: values.AnyFlag = option(
         False,
-        "Use each config.pbtxt as it is.",
+        "Do not complete config.pbtxt from the model file.",
         "",
         Option("Same as --disable-auto-complete-config.", "strict-model-config", several=True),
         several=True,
@@ -135,7 +138,7 @@ class Settings(BaseModel):
     rate_limit: values.RateLimit = limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
-        "Amount of a resource on DEVICE, or on each; by default the largest need; repeatable.",
+        "Amount of a resource on DEVICE, by default on each. Without it: the largest need of an instance. Repeatable.",
         value="NAME:COUNT[:DEVICE]",
         parse=values.rate_limit_resource,
         several=True,
@@ -175,11 +178,13 @@ class Settings(BaseModel):
         parse=values.metrics_setting,
         several=True,
     )
-    metrics_interval_ms: values.Milliseconds = option(2000, "Milliseconds until a scrape updates CPU, memory and GPUs.")
+    metrics_interval_ms: values.Milliseconds = option(
+        2000, "Milliseconds that figures of CPU, memory and GPUs are reused."
+    )
     allow_cpu_metrics: bool = option(True, "Include the machine's CPU and memory in the metrics.")
     allow_gpu_metrics: bool = option(True, "Include GPUs in the metrics, if nvidia-ml-py is installed.")
     event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
-        250, "Log what blocks the event loop for this many milliseconds; 0: never."
+        250, "Log code that blocks the event loop for this many milliseconds; 0: never."
     )
 
     log_verbose: UnsignedCount = option(0, "Log debugging messages if above 0.", section="log", parse=values.verbosity)
@@ -198,7 +203,7 @@ class Settings(BaseModel):
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
         frozenset(),
-        "Contents of traces; OFF overrides the others; repeatable.",
+        "Contents of traces; OFF disables tracing; repeatable.",
         "",
         Option(
             "Sets and overrides the other trace options: level, rate, count, mode, triton,file, triton,log-frequency, "
@@ -214,9 +219,7 @@ class Settings(BaseModel):
     )
     trace_rate: UnsignedCount = option(1000, "Trace one of this many requests.")
     trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Requests to trace; -1: no limit.")
-    trace_log_frequency: UnsignedCount = option(
-        0, "Traces per file, with an index at the end of its name; 0: all in one file."
-    )
+    trace_log_frequency: UnsignedCount = option(0, "Traces per file; file names end in an index. 0: one file.")
     trace_file: str = option("", "File for traces; without it, nothing is traced in mode triton.")
     trace_mode: values.TraceMode = option(
         "triton",

@@ -1,4 +1,4 @@
-"""Mistakes that people make in model repositories: what the command says of them; docs/troubleshooting.md shows one."""
+"""Mistakes that people make in model repositories: what the command says of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ class Mistake(NamedTuple):
     options: tuple[str, ...] = ()
     code: int = 1
     output: str = ""
-    """What the command prints, if the page does not show it."""
+    """What the command prints."""
 
 
 MISTAKES = (
@@ -87,6 +87,15 @@ max_batch_size: 8
     Mistake(
         "A model file with another name",
         {"resnet/config.pbtxt": 'backend: "onnxruntime"\n', "resnet/1/resnet50.onnx": MODEL},
+        output=(
+            "model_repository/resnet: error: unable to find model file 'model_repository/resnet/1/model.onnx' for "
+            "model 'resnet'\n"
+            "    'model_repository/resnet/1' holds: resnet50.onnx\n"
+            "    rename '1/resnet50.onnx' to '1/model.onnx', or write default_model_filename: \"resnet50.onnx\" into "
+            "config.pbtxt\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "A version that is not a number",
@@ -244,8 +253,6 @@ optimization {
         ),
     ),
 )
-
-ON_PAGE = [mistake for mistake in MISTAKES if not mistake.output]
 
 
 def write(directory: Path, files: Mapping[str, str | bytes]) -> None:
