@@ -25,7 +25,7 @@ class CallScope(enum.Enum):
     """Information for every authenticated caller."""
     MODEL = "one model"
     """The model named in the path or the message."""
-    LIST = "models seen"
+    LIST = "visible models"
     """The models that the caller may see. The response lists no others."""
     SERVER = "all models"
     """The server as a whole."""
