@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from modserve.access.calls import OWNED_PATHS, PATH_NEEDS, RPC_NEEDS
+from modserve.access.permissions import OWNED_PATHS, PATH_NEEDS, RPC_NEEDS
 from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
+from modserve.access.permissions import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.commands.terminal import COMMANDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code

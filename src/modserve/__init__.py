@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .backends.python.worker.decorator import Context, InvalidInputError, Spec, model
     from .client.errors import ClientError, ClientTimeoutError
     from .client.facade import AsyncClient, Client
-    from .client.values import ModelMetadata, Result
+    from .client.input_values import ModelMetadata, Result
     from .core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
     from .core.errors import Code, ModserveError
     from .core.requests.request import InferenceRequest

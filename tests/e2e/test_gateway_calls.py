@@ -23,7 +23,7 @@ import gateway_stage
 import gateways
 import overhead
 from gateway_stage import NAMES, Gateway
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
+from modserve.access.permissions import PATH_NEEDS, RPC_NEEDS
 
 PATIENT = {
     "envoy": {"consecutive_local_origin_failure: 2": "consecutive_local_origin_failure: 1000"},

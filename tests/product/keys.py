@@ -14,9 +14,9 @@ from typing import Any, Final
 from modserve.access import caller
 from modserve.access.authority import Authority
 from modserve.access.caller import CALLER, Caller
-from modserve.access.calls import CallNeed, CallScope
 from modserve.access.credentials import API_KEY
 from modserve.access.key_file import digest, format_time
+from modserve.access.permissions import CallNeed, CallScope
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import Code, ModserveError, PermissionDeniedError, UnauthenticatedError
 from modserve.core.tenants import Tenant

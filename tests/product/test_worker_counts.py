@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from modserve.observability.families import family
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.pages import Families, document, samples_of, tables
 from modserve.workers.tally import PAGE, STATISTICS, Tally
@@ -73,7 +73,7 @@ class Callers:
         self._index = index
 
     async def ask(self, method: str, *arguments: Any) -> dict[int, Any]:
-        sent = values.loads(values.dumps(arguments))
+        sent = pickles.loads(pickles.dumps(arguments))
         others = {index: each for index, each in self._fleet.answering.items() if index != self._index}
         return {index: await process.tally.tell(*sent) for index, process in others.items()}
 

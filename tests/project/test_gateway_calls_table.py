@@ -9,7 +9,7 @@ import gateway_calls
 import pytest
 import yaml
 
-from modserve.access.calls import OWNED_PATHS, PATH_NEEDS, RPC_NEEDS
+from modserve.access.permissions import OWNED_PATHS, PATH_NEEDS, RPC_NEEDS
 
 
 @pytest.mark.parametrize("template", sorted(PATH_NEEDS))

@@ -26,10 +26,10 @@ from modserve.core.secret_names import KEY_VARIABLE
 from modserve.core.tenants import Tenant
 
 from . import certificates
-from .calls import CallNeed, CallScope
 from .credentials import CERTIFICATE, Credentials, secret_of
 from .identity import KINDS, Identity
 from .key_file import SHORTEST, AccessFile, Key, digest, format_time
+from .permissions import CallNeed, CallScope
 from .tokens import TokenVerifier
 from .watched_file import WatchedFile
 

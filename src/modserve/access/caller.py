@@ -12,9 +12,9 @@ from modserve.core.tenants import Tenant
 from modserve.core.version import unknown_model
 
 from .authority import Authority
-from .calls import CallNeed, CallScope
 from .credentials import NO_KEY, Credentials
 from .identity import CallKind, Identity
+from .permissions import CallNeed, CallScope
 
 
 class Caller:

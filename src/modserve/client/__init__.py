@@ -6,7 +6,7 @@ this process. Functions without I/O write and read the messages (`http_messages.
 
 from .errors import ClientError, ClientTimeoutError
 from .facade import AsyncClient, Client
-from .values import ModelMetadata, Result, TensorMetadata, Value
+from .input_values import ModelMetadata, Result, TensorMetadata, Value
 
 __all__ = [
     "AsyncClient",

@@ -18,8 +18,8 @@ from modserve.server import Phase
 from modserve.server.local import LocalServer
 
 from .errors import ClientError, client_errors
+from .input_values import ClientCall, Result
 from .transport import CONFIG, INDEX, LIVE, LOAD, METADATA, MODEL_READY, READY, SERVER, STATISTICS, UNLOAD, ControlCall
-from .values import ClientCall, Result
 
 T = TypeVar("T")
 

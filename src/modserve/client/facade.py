@@ -8,10 +8,10 @@ from typing import Any, Self
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.request import ParameterValue
 
-from . import transport, values
+from . import input_values, transport
 from .errors import ClientError
+from .input_values import ClientCall, ModelMetadata, Result, Value
 from .transport import AsyncTransport, ControlCall, Transport
-from .values import ClientCall, ModelMetadata, Result, Value
 
 _WRONG = (Code.INVALID_ARG, Code.NOT_FOUND)
 
@@ -40,7 +40,7 @@ class _Base:
         timeout: float | None,
     ) -> ClientCall:
         try:
-            tensors = values.to_tensors(inputs, self._known.get((model, version)))
+            tensors = input_values.to_tensors(inputs, self._known.get((model, version)))
         except ClientError:
             self._forget(model)  # the model may have changed
             raise
@@ -59,7 +59,7 @@ class _Base:
 
 def _remove_mark(result: Result) -> Result:
     """Remove the protocol's marker of the final response; the end of the iteration replaces it."""
-    result.parameters.pop(values.FINAL, None)
+    result.parameters.pop(input_values.FINAL, None)
     return result
 
 
@@ -146,26 +146,26 @@ class Client(_Base):
 
         `fields` that are not inputs become parameters of the request.
         """
-        inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
-        return values.to_dict(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+        inputs, parameters = input_values.split(fields, self.metadata(model, version, timeout=timeout))
+        return input_values.to_dict(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
         """Run one inference on plain values like `generate`, and yield its responses as they arrive."""
-        inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
+        inputs, parameters = input_values.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
-        return values.each(stream)
+        return input_values.each(stream)
 
     def _learn(self, model: str, version: int | None, inputs: Mapping[str, Value], timeout: float | None) -> None:
-        if values.needs_metadata(inputs):
+        if input_values.needs_metadata(inputs):
             self.metadata(model, version, timeout=timeout)
 
     def metadata(self, model: str, version: int | None = None, *, timeout: float | None = None) -> ModelMetadata:
         """Return a model's metadata. Cached until a request is invalid."""
         known = self._known.get((model, version))
         if known is None:
-            known = values.metadata_of(self._control(transport.METADATA, model, version, timeout=timeout))
+            known = input_values.metadata_of(self._control(transport.METADATA, model, version, timeout=timeout))
             self._known[model, version] = known
         return known
 
@@ -297,8 +297,10 @@ class AsyncClient(_Base):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> dict[str, Any]:
         """Run one inference by fields; see `Client.generate`."""
-        inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
-        return values.to_dict(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+        inputs, parameters = input_values.split(fields, await self.metadata(model, version, timeout=timeout))
+        return input_values.to_dict(
+            await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout)
+        )
 
     async def generate_stream(
         self,
@@ -309,16 +311,16 @@ class AsyncClient(_Base):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the responses to fields; see `Client.generate_stream`."""
-        inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
+        inputs, parameters = input_values.split(fields, await self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
             async for result in results:
-                yield values.to_dict(result)
+                yield input_values.to_dict(result)
 
     async def _learn(
         self, model: str, version: int | None, inputs: Mapping[str, Value], patience: float | None
     ) -> None:
-        if values.needs_metadata(inputs):
+        if input_values.needs_metadata(inputs):
             await self.metadata(model, version, timeout=patience)
 
     async def metadata(
@@ -331,7 +333,7 @@ class AsyncClient(_Base):
         """Return the metadata; see `Client.metadata`."""
         known = self._known.get((model, version))
         if known is None:
-            known = values.metadata_of(await self._control(transport.METADATA, model, version, patience=timeout))
+            known = input_values.metadata_of(await self._control(transport.METADATA, model, version, patience=timeout))
             self._known[model, version] = known
         return known
 

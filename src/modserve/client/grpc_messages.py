@@ -15,8 +15,8 @@ from modserve.pb.json_message import to_json
 from modserve.protocol.failures import STATUS
 
 from .errors import ClientError, bad_response, make_error
+from .input_values import ClientCall, Result, version_of
 from .transport import CONFIG, INDEX, SERVER, ControlCall, Operation
-from .values import ClientCall, Result, version_of
 
 _FIELDS: Mapping[type, str] = {
     bool: "bool_param",

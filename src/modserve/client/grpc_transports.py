@@ -15,8 +15,8 @@ from modserve.protocol.failures import PERMISSION_DENIED, STATUS, TOO_MANY, UNAU
 from . import grpc_messages as messages
 from .address import Access, Address
 from .errors import ClientError, make_error, make_timeout_error, unreachable
+from .input_values import ClientCall, Result
 from .transport import ControlCall
-from .values import ClientCall, Result
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)

@@ -14,8 +14,8 @@ from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, make_timeout_error, unreachable
 from .http_messages import HttpRequest, HttpResponse
 from .idle import has_ended
+from .input_values import ClientCall, Result
 from .transport import ControlCall
-from .values import ClientCall, Result
 
 _KEPT = 32
 """Idle connections; more are closed after their call."""

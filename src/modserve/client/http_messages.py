@@ -16,8 +16,8 @@ from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 
 from .address import Address
 from .errors import bad_response, from_status
+from .input_values import ClientCall, Result, version_of
 from .transport import HEALTH, MODEL_READY, ControlCall, Parameters
-from .values import ClientCall, Result, version_of
 
 LENGTH = "inference-header-content-length"
 LINES = "application/x-ndjson"

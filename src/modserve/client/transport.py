@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from .values import ClientCall, Result
+from .input_values import ClientCall, Result
 
 
 @dataclass(frozen=True, slots=True)

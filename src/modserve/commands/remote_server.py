@@ -17,6 +17,7 @@ from modserve.client.address import PORTS
 from modserve.client.errors import ClientError, ClientTimeoutError
 from modserve.client.http_messages import model_path
 from modserve.client.http_sync import HttpTransport
+from modserve.client.input_values import ClientCall, ModelMetadata, Result, metadata_of
 from modserve.client.transport import (
     CONFIG,
     INDEX,
@@ -27,7 +28,6 @@ from modserve.client.transport import (
     Parameters,
     Transport,
 )
-from modserve.client.values import ClientCall, ModelMetadata, Result, metadata_of
 from modserve.core.errors import Code, invalid
 from modserve.core.secret_names import KEY_VARIABLE
 from modserve.pb import inference as pb

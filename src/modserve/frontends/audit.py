@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from modserve.access.calls import RPC_NEEDS, need_of
 from modserve.access.identity import Identity
+from modserve.access.permissions import RPC_NEEDS, need_of
 from modserve.core.requests.origin import Origin
 from modserve.observability.audit_log import AuditLog
 

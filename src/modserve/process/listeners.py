@@ -377,7 +377,7 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
 
 def guard_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
     """Return the metrics page for callers that may read about all models, with health as at other ports."""
-    from modserve.access.calls import HEALTH, METRICS, OPEN
+    from modserve.access.permissions import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp
 
     page = OPEN if open_page else METRICS

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from modserve.core.errors import ModserveError, unavailable
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.journal import ServerChange
 
 PATIENCE = 3600.0
@@ -31,7 +31,7 @@ class Ledger:
 
     async def change(self, data: bytes) -> bytes:
         """Make a change in all replicas, or in none: None, or the error of the first replica that refuses, as bytes."""
-        return values.dumps(await self._change(values.loads(data)))
+        return pickles.dumps(await self._change(pickles.loads(data)))
 
     async def _change(self, change: ServerChange) -> ModserveError | None:
         async with self._one:
@@ -61,8 +61,8 @@ class Ledger:
 
     async def _in_all(self, method: str, *arguments: object) -> list[Any]:
         """Call all replicas and return the responses: a replica that ended meanwhile comes back with all changes."""
-        responses = await self._broadcast(values.dumps((_NAME, method, arguments)), PATIENCE)
-        return [values.loads(each) for each in responses if isinstance(each, bytes) and each]
+        responses = await self._broadcast(pickles.dumps((_NAME, method, arguments)), PATIENCE)
+        return [pickles.loads(each) for each in responses if isinstance(each, bytes) and each]
 
     def _record(self, number: int, change: ServerChange) -> None:
         self._changes.pop(change.subject, None)
@@ -70,7 +70,7 @@ class Ledger:
 
     async def since(self, number: int) -> tuple[int, list[bytes]]:
         """Return the number of the last change, and the changes after `number` that still hold."""
-        later = [values.dumps(change) for own, change in self._changes.values() if own > number]
+        later = [pickles.dumps(change) for own, change in self._changes.values() if own > number]
         return self._number, later
 
     async def restore(self, number: int, changes: list[bytes]) -> None:
@@ -79,4 +79,4 @@ class Ledger:
             self._number = number
             self._changes.clear()
             for data in changes:
-                self._record(number, values.loads(data))
+                self._record(number, pickles.loads(data))

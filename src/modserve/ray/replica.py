@@ -22,12 +22,12 @@ from modserve.workers.fleet_server import FleetServer
 from modserve.workers.tally import Tally
 
 from . import sequences
-from .calls import ProxyCalls, WireMessage
 from .ledger import Ledger
 from .lifespan import without_lifespan
 from .links import LEDGER, LedgerLink, SequenceLink, broadcast
 from .member import ReplicaMember
 from .metrics import with_page
+from .proxied_calls import ProxyCalls, WireMessage
 from .replica_set import PeerCalls, ReplicaSet
 from .router import SessionRouter
 from .scaling import PENDING

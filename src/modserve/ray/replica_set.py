@@ -11,7 +11,7 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.requests.sequence import SequenceKey
 from modserve.core.runtime.failures import count_failure
 from modserve.server import DrainReport
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.control import WorkerControl
 from modserve.workers.journal import ServerChange
 
@@ -57,10 +57,10 @@ class ReplicaSet:
 
     async def ask(self, method: str, *arguments: object) -> dict[int, Any]:
         """Return the results, or ModserveErrors, of the others that respond."""
-        data = values.dumps((self.name, method, arguments))
+        data = pickles.dumps((self.name, method, arguments))
         responses = [each for each in await self._broadcast(data, PATIENCE) if isinstance(each, bytes) and each]
         self.count = 1 + len(responses)
-        return {index: values.loads(each) for index, each in enumerate(responses, 1)}
+        return {index: pickles.loads(each) for index, each in enumerate(responses, 1)}
 
     async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
         """Return the name of the replica, of the others, that has a sequence; empty if none has it."""
@@ -77,7 +77,7 @@ class ReplicaSet:
     async def change(self, change: ServerChange) -> None:
         """Make a change in all replicas or in none. Raises the failure of the first that refuses it."""
         try:
-            outcome = values.loads(await self._ledger.change(values.dumps(change)))
+            outcome = pickles.loads(await self._ledger.change(pickles.dumps(change)))
         except LedgerLostError:
             raise unavailable(
                 "the actor that makes changes in all replicas was lost in the middle of this one: repeat it"
@@ -106,18 +106,18 @@ class PeerCalls:
 
     async def receive(self, data: bytes) -> bytes:
         """A call of another replica, or of the ledger; nothing for one of its own."""
-        sender, method, arguments = values.loads(data)
+        sender, method, arguments = pickles.loads(data)
         if sender == self.name or not self._control.answers(method):
             return b""
         if method == "holds":
-            return values.dumps(self.name if self._holds(*arguments) else "")
+            return pickles.dumps(self.name if self._holds(*arguments) else "")
         if method == "make":
-            return values.dumps(await self._make(*arguments))
+            return pickles.dumps(await self._make(*arguments))
         if method == "knows":
-            return values.dumps(await self._knows())
+            return pickles.dumps(await self._knows())
         if method == "unmake":
-            return values.dumps(await self._unmake(*arguments))
-        return values.dumps(await self._control.call(method, arguments))
+            return pickles.dumps(await self._unmake(*arguments))
+        return pickles.dumps(await self._control.call(method, arguments))
 
     async def _make(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
         """Make a change; return the error that prevents it."""
@@ -137,7 +137,7 @@ class PeerCalls:
         """Return the number of the last change, and the changes that hold."""
         async with self._one:
             state, _ = await self._control.call("state", ())
-            return self.number, [values.dumps(each) for each in state]
+            return self.number, [pickles.dumps(each) for each in state]
 
     async def _unmake(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
         async with self._one:
@@ -158,10 +158,10 @@ class PeerCalls:
         number, changes = await self._ledger.since(self.number)
         if number < self.number:
             state, _ = await self._control.call("state", ())
-            await self._ledger.restore(self.number, [values.dumps(each) for each in state])
+            await self._ledger.restore(self.number, [pickles.dumps(each) for each in state])
             return
         for data in changes:
-            change = values.loads(data)
+            change = pickles.loads(data)
             failure = await self._control.call("change", (change, ""))
             if failure is not None:
                 _log.error("this replica cannot repeat a change of the others: %s: %s", change, failure.message)

@@ -20,7 +20,7 @@ from modserve.core.servable import SequenceKeeper, Servable
 from modserve.frontends.errors import to_client_error
 from modserve.models.serving.wrappers import ModelWrapper
 from modserve.server.local import LocalServer
-from modserve.workers import inference, values
+from modserve.workers import inference, pickles
 
 from .sessions import candidates, direct, session_id
 
@@ -77,7 +77,7 @@ class SequenceRoutes:
     def forward(self, session: str, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Submit like `Servable.submit`, on another replica or, by the same path, on this one."""
         patience_ns = max(1, request.deadline_ns - time.monotonic_ns()) if request.deadline_ns else 0
-        data = values.dumps((patience_ns, inference.write_request(request)))
+        data = pickles.dumps((patience_ns, inference.write_request(request)))
         inflight = Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
         task = asyncio.get_running_loop().create_task(self._send(session, data, inflight, self._last.get(session)))
         self._last[session] = task
@@ -96,7 +96,7 @@ class SequenceRoutes:
             async for final, content in self._sender.send(session, data):
                 outcome: Outcome = None
                 if content:
-                    value = values.loads(content)
+                    value = pickles.loads(content)
                     failed = isinstance(value, ModserveError)
                     outcome = value if failed else inference.read_response(value)
                 inflight.settle(outcome, final)
@@ -153,7 +153,7 @@ class _OutcomeSink:
     def settle(self, outcome: Outcome, final: bool) -> None:
         content = b""
         if isinstance(outcome, InferenceResponse):
-            content = values.dumps(inference.write_response(outcome))
+            content = pickles.dumps(inference.write_response(outcome))
         elif outcome is not None:
             content = inference.write_failure(outcome)
         self.outcomes.put_nowait((final, content))
@@ -173,7 +173,7 @@ async def receive(
 ) -> AsyncGenerator[tuple[bool, bytes]]:
     """Serve a request of a sequence, sent by another replica; yields outcomes like `SequenceSender`."""
     now_ns = time.monotonic_ns()
-    patience_ns, message = values.loads(data)
+    patience_ns, message = pickles.loads(data)
     request = inference.read_request(message, now_ns + patience_ns if patience_ns else 0)
     try:
         holder = await _holder_elsewhere(server, request, others)

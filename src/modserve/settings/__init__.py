@@ -3,9 +3,9 @@
 from .front_ends import GrpcSettings, HttpSettings, PlatformRoutes, TlsFiles
 from .limits import LoopLimits
 from .options import OptionError
+from .setting_types import header_pattern
 from .settings import OPTIONS, Settings
 from .sources import CommandLine, from_command_line
-from .values import header_pattern
 
 __all__ = [
     "OPTIONS",

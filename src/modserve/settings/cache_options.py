@@ -5,7 +5,7 @@ from typing import Any
 from modserve.core.configuration.cache_settings import CacheSettings
 
 from .options import Option, option
-from .values import cache_texts, whole_number
+from .setting_types import cache_texts, whole_number
 
 CACHE_CONFIG: Any = option(
     CacheSettings(),

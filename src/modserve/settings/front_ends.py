@@ -15,10 +15,10 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 from modserve.core.runtime import unix_socket
 from modserve.core.secret_names import KEY_VARIABLE
 
-from . import values
+from . import setting_types
 from .limits import LoopLimits
 from .options import option
-from .values import Count, Milliseconds, Port
+from .setting_types import Count, Milliseconds, Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +238,13 @@ class FrontEndSettings:
         "Share the {} port with other servers that have this option; this one listens once its models have loaded.",
         "reuse-{}-port",
     )
-    header_pattern: values.HeaderPattern = option(
+    header_pattern: setting_types.HeaderPattern = option(
         None,
         "Regular expression of {} headers that become parameters of inference requests.",
         "{}-header-forward-pattern",
         value="REGEX",
     )
-    restrictions: values.Restrictions = Field(default_factory=dict)
+    restrictions: setting_types.Restrictions = Field(default_factory=dict)
     """Restrictions by category of calls."""
     use_ssl: bool = option(False, "Serve {} over TLS only.")
     use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a valid certificate.")
@@ -274,7 +274,7 @@ class FrontEndSettings:
         names = {*keys, *(restriction.name for restriction in self.restrictions.values())}
         if self.header_pattern is None or not names:
             return self
-        return replace(self, header_pattern=values.pattern_without(self.header_pattern, names))
+        return replace(self, header_pattern=setting_types.pattern_without(self.header_pattern, names))
 
     def check_certificates(self, subject: str) -> None:
         """Raise ValueError if a TLS file is missing. `subject`, http or grpc: prefix of the options."""
@@ -300,12 +300,12 @@ class HttpSettings(FrontEndSettings):
     """Settings of HTTP; times are in seconds. TLS files default to gRPC's."""
 
     port: Port = option(8000, _PORT_HELP)
-    restrictions: values.HttpRestrictions = option(
+    restrictions: setting_types.HttpRestrictions = option(
         {},
         "Calls at the HTTP and admin ports that need a header; repeatable.",
         "http-restricted-api",
         value="API,…:HEADER=VALUE",
-        parse=partial(values.restriction, "api"),
+        parse=partial(setting_types.restriction, "api"),
         several=True,
     )
     max_json: Annotated[int, Field(ge=1)] = option(
@@ -325,13 +325,13 @@ class HttpSettings(FrontEndSettings):
         "peers",
         value="URL,…",
     )
-    allow_host: values.Hosts = option(
+    allow_host: setting_types.Hosts = option(
         frozenset(),
         "Host name that browsers may use, besides IP addresses and the machine's names; * for any; repeatable.",
         value="NAME",
         several=True,
     )
-    cors_allow_origin: values.Origins = option(
+    cors_allow_origin: setting_types.Origins = option(
         frozenset(),
         "Origin whose pages may call the server from a browser, * for any; repeatable.",
         value="ORIGIN",
@@ -359,15 +359,15 @@ class GrpcSettings(FrontEndSettings):
     """Settings of gRPC; times are in milliseconds. Defaults are gRPC's and Triton's."""
 
     port: Port = option(8001, _PORT_HELP)
-    restrictions: values.GrpcRestrictions = option(
+    restrictions: setting_types.GrpcRestrictions = option(
         {},
         "gRPC calls that need the header triton-grpc-protocol-HEADER; repeatable.",
         "grpc-restricted-protocol",
         value="PROTOCOL,…:HEADER=VALUE",
-        parse=partial(values.restriction, "protocol"),
+        parse=partial(setting_types.restriction, "protocol"),
         several=True,
     )
-    compression: values.Compression = option(
+    compression: setting_types.Compression = option(
         "none",
         "Compress responses for clients that accept it: low: gzip; medium, high: deflate.",
         "grpc-infer-response-compression-level",

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, PlainValidator
 from modserve.core.residency import MemoryLimit
 
 from .options import option
-from .values import boolean
+from .setting_types import boolean
 
 
 @dataclass(frozen=True, slots=True)

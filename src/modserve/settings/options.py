@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from .values import boolean, whole_number
+from .setting_types import boolean, whole_number
 
 T = TypeVar("T")
 

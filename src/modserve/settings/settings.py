@@ -20,12 +20,12 @@ from modserve.core.files.remote_place import RemotePlace
 from modserve.core.requests.origin import Proxies, network_of
 from modserve.core.secret_names import HEADERS
 
-from . import cache_options, front_ends, limits, log, telemetry, values
+from . import cache_options, front_ends, limits, log, setting_types, telemetry
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
 from .record import RECORD, Record
-from .values import Count, Port, UnsignedCount
+from .setting_types import Count, Port, UnsignedCount
 
 
 class Settings(BaseModel):
@@ -38,7 +38,7 @@ class Settings(BaseModel):
     # Inputs may contain a password.
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    model_repository: values.Places = option(
+    model_repository: setting_types.Places = option(
         (),
         "Directory of models, or s3://, gs://, as://, hf:// or an archive at http(s)://; repeatable.",
         "",
@@ -48,14 +48,14 @@ class Settings(BaseModel):
         several=True,
     )
     """Model repositories, one or several; `repositories` has them as paths and remote places."""
-    python_model: values.PythonModels = option(
+    python_model: setting_types.PythonModels = option(
         {},
         "Decorated function or class, as in 'serve my_module:my_model'. Default NAME: OBJECT. Repeatable.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects or their import paths, by name; the keyword accepts one or several, or a mapping."""
-    model_file: values.ModelFiles = option(
+    model_file: setting_types.ModelFiles = option(
         (),
         "Model file or directory of one model, as in 'serve resnet50.onnx'. Default NAME: the file name. Repeatable.",
         value="[NAME=]FILE",
@@ -72,7 +72,7 @@ class Settings(BaseModel):
         False,
         "Be unready while any version loads or has failed, as in Triton; false: not if another version serves.",
     )
-    model_control_mode: values.ControlMode = option(
+    model_control_mode: setting_types.ControlMode = option(
         "none",
         "none: load all models at the start; explicit: by --load-model and load calls; poll: follow the repositories' "
         "changes.",
@@ -101,7 +101,7 @@ class Settings(BaseModel):
     repository_timeout_secs: Annotated[int, Field(ge=1, le=3600)] = option(
         10, "Seconds without data until a remote repository counts as unresponsive."
     )
-    model_config_name: values.ConfigName = option(
+    model_config_name: setting_types.ConfigName = option(
         "",
         "Use a model's configs/NAME.pbtxt, if it exists, instead of config.pbtxt.",
         value="NAME",
@@ -113,7 +113,7 @@ class Settings(BaseModel):
         "Sample requests before a model is ready: config: those in model_warmup; auto: also generated ones; off: none.",
     )
     # As in tritonserver, the option that switches it off wins over the one that switches it on.
-    disable_auto_complete_config: values.AnyFlag = option(
+    disable_auto_complete_config: setting_types.AnyFlag = option(
         False,
         "Do not complete config.pbtxt from the model file.",
         "",
@@ -125,22 +125,22 @@ class Settings(BaseModel):
         "file",
         "Backend if the configuration names none: file: by the model's file; auto: the fastest, by measurement.",
     )
-    backend_config: values.BackendOptions = option(
+    backend_config: setting_types.BackendOptions = option(
         {},
         "Option of a backend, or without BACKEND a default for all; repeatable.",
         value="[BACKEND,]KEY=VALUE",
-        parse=values.backend_option,
+        parse=setting_types.backend_option,
         several=True,
     )
     """Options by backend name; the name ``""`` has defaults for all backends."""
-    cache_config: values.CacheConfig = cache_options.CACHE_CONFIG
+    cache_config: setting_types.CacheConfig = cache_options.CACHE_CONFIG
     """Raw options; a number is a size in bytes. For the parsed value, see `cache`."""
-    rate_limit: values.RateLimit = limits.RATE_LIMIT
-    rate_limit_resource: values.RateLimitResources = option(
+    rate_limit: setting_types.RateLimit = limits.RATE_LIMIT
+    rate_limit_resource: setting_types.RateLimitResources = option(
         {},
         "Amount of a resource on DEVICE, by default on each. Without it: the largest need of an instance. Repeatable.",
         value="NAME:COUNT[:DEVICE]",
-        parse=values.rate_limit_resource,
+        parse=setting_types.rate_limit_resource,
         several=True,
     )
     """Resources by name and device; None for each device."""
@@ -170,15 +170,15 @@ class Settings(BaseModel):
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
     metrics_address: front_ends.Address = front_ends.METRICS
     metrics_port: Port = option(8002, "Port for metrics; 0: a free one.")
-    metrics_config: values.MetricsConfig = option(
+    metrics_config: setting_types.MetricsConfig = option(
         {},
         "counter_latencies, histogram_latencies (default true), summary_latencies (default false), or "
         "summary_quantiles; repeatable.",
         value="SETTING=VALUE",
-        parse=values.metrics_setting,
+        parse=setting_types.metrics_setting,
         several=True,
     )
-    metrics_interval_ms: values.Milliseconds = option(
+    metrics_interval_ms: setting_types.Milliseconds = option(
         2000, "Milliseconds that figures of CPU, memory and GPUs are reused."
     )
     allow_cpu_metrics: bool = option(True, "Include the machine's CPU and memory in the metrics.")
@@ -187,7 +187,9 @@ class Settings(BaseModel):
         250, "Log code that blocks the event loop for this many milliseconds; 0: never."
     )
 
-    log_verbose: UnsignedCount = option(0, "Log debugging messages if above 0.", section="log", parse=values.verbosity)
+    log_verbose: UnsignedCount = option(
+        0, "Log debugging messages if above 0.", section="log", parse=setting_types.verbosity
+    )
     log_info: bool = option(True, "Log informational messages.")
     log_warning: bool = option(True, "Log warnings.")
     log_error: bool = option(True, "Log errors.")
@@ -210,23 +212,23 @@ class Settings(BaseModel):
             "or opentelemetry,SETTING; repeatable.",
             "trace-config",
             value="SETTING=VALUE",
-            expand=values.trace_setting,
+            expand=setting_types.trace_setting,
         ),
         section="traces",
         value="OFF|TIMESTAMPS|TENSORS",
-        parse=values.level_name,
+        parse=setting_types.level_name,
         several=True,
     )
     trace_rate: UnsignedCount = option(1000, "Trace one of this many requests.")
     trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Requests to trace; -1: no limit.")
     trace_log_frequency: UnsignedCount = option(0, "Traces per file; file names end in an index. 0: one file.")
     trace_file: str = option("", "File for traces; without it, nothing is traced in mode triton.")
-    trace_mode: values.TraceMode = option(
+    trace_mode: setting_types.TraceMode = option(
         "triton",
         "triton: write a file in Triton's format; opentelemetry: send spans to a collector (OTLP).",
-        parse=values.trace_mode,
+        parse=setting_types.trace_mode,
     )
-    trace_opentelemetry: values.SpanConfig = option(
+    trace_opentelemetry: setting_types.SpanConfig = option(
         (),
         "Setting of the collector: url, protocol (http/protobuf or grpc), resource (KEY=VALUE), bsp_max_queue_size, "
         "bsp_schedule_delay (ms) or bsp_max_export_batch_size; repeatable.",
@@ -235,7 +237,7 @@ class Settings(BaseModel):
     )
     """Pairs of names and values; the keyword also accepts a mapping."""
 
-    def __init__(self, *, model_repository: values.Repositories = (), **options: Any) -> None:
+    def __init__(self, *, model_repository: setting_types.Repositories = (), **options: Any) -> None:
         super().__init__(model_repository=model_repository, **options)
 
     @property
@@ -264,7 +266,7 @@ class Settings(BaseModel):
     @property
     def summary_quantiles(self) -> tuple[str, ...]:
         """Quantiles of the summaries on the metrics page; none if not set."""
-        return values.quantiles(self.metrics_config.get("summary_quantiles", ""))
+        return setting_types.quantiles(self.metrics_config.get("summary_quantiles", ""))
 
     @property
     def cache(self) -> CacheSettings:

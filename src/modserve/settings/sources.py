@@ -15,8 +15,8 @@ from modserve.core.texts import is_unicode, unicode_text
 
 from . import front_ends
 from .options import OptionError, did_you_mean
+from .setting_types import PLACE, boolean
 from .settings import OPTIONS, Settings
-from .values import PLACE, boolean
 
 _NO_POOLS = "memory comes from the system, so there are no pools to size"
 _OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"

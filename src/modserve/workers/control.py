@@ -15,7 +15,7 @@ from modserve.routing.router import RouteRollback
 from modserve.server import Phase
 from modserve.server.local import LocalServer
 
-from . import values
+from . import pickles
 from .journal import Journal, ServerChange
 from .pages import Question
 from .peers import CALL, GONE
@@ -65,7 +65,7 @@ class WorkerControl:
         try:
             return await self._calls[method](*arguments)
         except Exception as error:
-            return values.portable_error(to_client_error(error, method))
+            return pickles.portable_error(to_client_error(error, method))
 
     async def change(self, change: ServerChange, number: str = "") -> None:
         """Make a change of a client's, which waits until this worker has the state of the others."""
@@ -123,9 +123,9 @@ def worker_app(control: WorkerControl, app: AsgiApp) -> AsgiApp:
             return
         if (body := await _whole_body(receive)) is None:
             return  # the other worker has ended
-        method, arguments = values.loads(body)
+        method, arguments = pickles.loads(body)
         answers = control.answers(method)
-        body = values.dumps(await control.call(method, arguments)) if answers else b""
+        body = pickles.dumps(await control.call(method, arguments)) if answers else b""
         await send({"type": "http.response.start", "status": 200 if answers else GONE, "headers": []})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -15,7 +15,7 @@ from typing import Any
 from modserve.core.errors import ModserveError, unavailable
 from modserve.routing.router import RouteRollback
 
-from . import values
+from . import pickles
 from .identity import WorkerIdentity
 from .journal import ServerChange
 from .lock import FleetLock
@@ -59,7 +59,7 @@ class Coordinator:
     async def _change(self, change: ServerChange) -> None:
         async with self.lock():
             number = uuid.uuid4().hex
-            self._identity.note.write_bytes(values.dumps((number, change)))
+            self._identity.note.write_bytes(pickles.dumps((number, change)))
             try:
                 await self._in_all(number, change)
             finally:
@@ -111,7 +111,7 @@ class Coordinator:
     async def _settle(self) -> None:
         """Undo what a worker had begun that died in the middle of it."""
         try:
-            number, change = values.loads(self._identity.note.read_bytes())
+            number, change = pickles.loads(self._identity.note.read_bytes())
         except FileNotFoundError:
             return
         except (EOFError, pickle.UnpicklingError):  # it died while it wrote the note, so that nothing has begun

@@ -11,7 +11,7 @@ from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Shape, Tensor
 
-from . import values
+from . import pickles
 
 _Tensors: TypeAlias = list[tuple[str, str, Shape, bytes]]
 
@@ -23,11 +23,11 @@ def write_request(request: InferenceRequest) -> bytes:
             raise invalid(f"{request.label}input '{name}' has an unknown datatype")
     head = request.model_name, request.version, request.id, request.outputs, request.timeout_ns
     tenant = None if request.tenant is None else astuple(request.tenant)
-    return values.dumps((head, dict(request.parameters), _write(request.inputs), tenant))
+    return pickles.dumps((head, dict(request.parameters), _write(request.inputs), tenant))
 
 
 def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
-    (model, version, id, outputs, timeout_ns), parameters, inputs, tenant = values.loads(data)
+    (model, version, id, outputs, timeout_ns), parameters, inputs, tenant = pickles.loads(data)
     request = InferenceRequest(model, _read(inputs), outputs, version, id, parameters, deadline_ns, timeout_ns)
     request.tenant = None if tenant is None else Tenant(*tenant)
     return request
@@ -35,20 +35,20 @@ def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
 
 def write_response(response: InferenceResponse) -> bytes:
     head = response.model_name, response.model_version, response.id, response.skipped, response.waited_ns
-    return values.dumps((head, dict(response.parameters), _write(response.outputs)))
+    return pickles.dumps((head, dict(response.parameters), _write(response.outputs)))
 
 
 def read_response(data: bytes) -> InferenceResponse:
-    (model, version, id, skipped, waited_ns), parameters, outputs = values.loads(data)
+    (model, version, id, skipped, waited_ns), parameters, outputs = pickles.loads(data)
     return InferenceResponse(model, version, _read(outputs), id, parameters, skipped, waited_ns)
 
 
 def write_failure(error: ModserveError) -> bytes:
-    return values.dumps(values.portable_error(error))
+    return pickles.dumps(pickles.portable_error(error))
 
 
 def read_failure(data: bytes) -> ModserveError:
-    error: ModserveError = values.loads(data)
+    error: ModserveError = pickles.loads(data)
     return error
 
 

@@ -12,7 +12,7 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.server import DrainReport
 
-from . import values
+from . import pickles
 from .identity import WorkerIdentity
 
 CALL = "/worker/call"
@@ -40,7 +40,7 @@ async def call(path: str, method: str, *arguments: object) -> Any:
     except OSError as error:
         raise PeerLostError(f"{path}: {error.strerror}") from None
     try:
-        body = values.dumps((method, arguments))
+        body = pickles.dumps((method, arguments))
         head = f"POST {CALL} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.writelines((head.encode(), body))
         await writer.drain()
@@ -51,7 +51,7 @@ async def call(path: str, method: str, *arguments: object) -> Any:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-    outcome = values.loads(content(response))
+    outcome = pickles.loads(content(response))
     if isinstance(outcome, ModserveError):
         raise outcome
     return outcome

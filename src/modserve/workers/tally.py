@@ -20,7 +20,7 @@ from modserve.core.runtime.failures import count_failure
 from modserve.pb.json_message import to_json
 from modserve.server.local import LocalServer
 
-from . import values
+from . import pickles
 from .identity import WorkerIdentity
 from .pages import (
     KEPT,
@@ -107,7 +107,7 @@ class Counts:
         }
         new = Path(f"{self._path}.new")
         try:
-            new.write_bytes(values.dumps({name: each for name, each in counts.items() if each.values}))
+            new.write_bytes(pickles.dumps({name: each for name, each in counts.items() if each.values}))
             os.replace(new, self._path)
         except OSError as error:
             count_failure("metrics", error)
@@ -116,7 +116,7 @@ class Counts:
 def last_page(path: Path | None) -> WorkerPage:
     """Return the last known counts of a worker that does not respond."""
     try:
-        return WorkerPage({} if path is None else values.loads(path.read_bytes()))
+        return WorkerPage({} if path is None else pickles.loads(path.read_bytes()))
     except FileNotFoundError:
         return WorkerPage({})
 
@@ -157,7 +157,7 @@ class Tally:
 
     async def tell(self, topic: str, question: Question, fine: bool = False) -> bytes:
         """Return the page for another worker. With many samples, values are encoded and decoded on a thread."""
-        return await asyncio.to_thread(values.dumps, await self._tell(topic, question, fine))
+        return await asyncio.to_thread(pickles.dumps, await self._tell(topic, question, fine))
 
     async def _tell(self, topic: str, question: Question, fine: bool) -> WorkerPage:
         """Return this worker's figures, for one question at a time."""
@@ -178,7 +178,7 @@ class Tally:
             identity = self._identity
             silent = [] if identity is None else [index for index in identity.others if index not in others]
             last = [last_page(identity.counts(index, topic)) for index in silent] if identity is not None else []
-            families, orphans = merge([own, *map(values.loads, others.values()), *last])
+            families, orphans = merge([own, *map(pickles.loads, others.values()), *last])
             self._questions[topic] = question.name, frozenset() if silent else orphans
             return families
 

@@ -6,8 +6,8 @@ import pytest
 from puppet_server import PuppetLoader, server_over
 from starlette.routing import Route
 
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope, need_of
 from modserve.access.identity import CallKind
+from modserve.access.permissions import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope, need_of
 from modserve.frontends.grpc.load_reports import LoadReports
 from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.service import rpc_table

@@ -100,7 +100,7 @@ def test_parameters_that_nothing_acts_on() -> None:
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModserveError, match=r"the folder of a version has a .gguf file, or 'openvino_model.xml' with"):
+    with pytest.raises(ModserveError, match=r"the folder of a version must have a .gguf file or 'openvino_model.xml'"):
         OpenVinoGenaiBackend().open(source(tmp_path / "openvino_model.xml"))
 
 

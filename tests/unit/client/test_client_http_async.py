@@ -13,7 +13,7 @@ import pytest
 from modserve.client.address import Access, Address
 from modserve.client.errors import ClientTimeoutError
 from modserve.client.http_async import AsyncHttpTransport
-from modserve.client.values import ClientCall
+from modserve.client.input_values import ClientCall
 from modserve.core.tensors.tensor import Tensor
 
 TENSORS = {"a": Tensor.from_array(np.array([1], np.int32))}

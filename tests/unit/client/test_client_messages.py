@@ -11,8 +11,8 @@ from modserve.client import grpc_messages, http_messages
 from modserve.client.address import Address, is_url, parse
 from modserve.client.errors import ClientError
 from modserve.client.http_messages import HttpResponse
+from modserve.client.input_values import ClientCall, metadata_of
 from modserve.client.transport import ENGINE, HEALTH, INDEX, LOAD, METADATA, MODEL_READY, READY, ControlCall
-from modserve.client.values import ClientCall, metadata_of
 from modserve.core.errors import Code
 from modserve.core.tensors.tensor import Tensor
 from modserve.pb import inference as pb

@@ -8,8 +8,7 @@ import pytest
 
 from modserve.client.errors import ClientError, ClientTimeoutError, from_status
 from modserve.client.facade import Client
-from modserve.client.transport import ControlCall
-from modserve.client.values import (
+from modserve.client.input_values import (
     FINAL,
     ClientCall,
     ModelMetadata,
@@ -20,6 +19,7 @@ from modserve.client.values import (
     needs_metadata,
     to_tensors,
 )
+from modserve.client.transport import ControlCall
 from modserve.core.errors import Code
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modserve.commands.infer.arguments import InputSpec
 from modserve.commands.infer.images import ImageHints, ImageLayout, decode, layout
-from modserve.commands.infer.values import InputSpec
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype

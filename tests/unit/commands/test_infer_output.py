@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modserve.client.values import Result
+from modserve.client.input_values import Result
 from modserve.commands.infer.output import document, format_elements, lines, targets, write
 from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError

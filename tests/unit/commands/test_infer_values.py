@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.commands.infer.values import InputSpec, parameter, remark_on_sizes, sample, tensors
+from modserve.commands.infer.arguments import InputSpec, parameter, remark_on_sizes, sample, tensors
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype

@@ -13,8 +13,8 @@ import pytest
 
 from modserve.client.address import Access
 from modserve.client.errors import ClientError, bad_response, from_status, make_timeout_error, unreachable
+from modserve.client.input_values import ClientCall, Result
 from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, ControlCall
-from modserve.client.values import ClientCall, Result
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure

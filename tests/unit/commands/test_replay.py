@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from modserve.client.errors import ClientError, ClientTimeoutError
+from modserve.client.input_values import ClientCall, Result
 from modserve.client.transport import ControlCall
-from modserve.client.values import ClientCall, Result
 from modserve.commands.replay.command import PARSER, tolerances
 from modserve.commands.replay.record_index import (
     INCOMPLETE,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
 
+from modserve.client.input_values import Result
 from modserve.client.transport import DRAIN, INDEX, STATISTICS
-from modserve.client.values import Result
 from modserve.commands import drain, models, several_indexes, several_status, status, terminal
 from modserve.commands.doctor import security_probe
 from modserve.commands.doctor.checks import Check

@@ -12,9 +12,9 @@ from puppet_server import Answer, Client, PuppetLoader, infer, request, server_o
 from starlette.routing import Route
 
 from modserve.access.authority import Authority
-from modserve.access.calls import need_of
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
+from modserve.access.permissions import need_of
 from modserve.core.tenants import Tenant
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.application import Application

@@ -13,9 +13,9 @@ from puppet_server import Answer, Client, PuppetLoader, infer, request, server_o
 from rpc_calls import CallTable, FakeCall
 
 from modserve.access.authority import Authority
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
 from modserve.access.identity import KINDS, Identity
 from modserve.access.key_file import AccessFile, Key, digest
+from modserve.access.permissions import PATH_NEEDS, RPC_NEEDS
 from modserve.core.tenants import Tenant
 from modserve.frontends.audit import RPCS, entry_of
 from modserve.frontends.grpc.audit import RpcAudit

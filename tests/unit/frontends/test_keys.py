@@ -13,10 +13,10 @@ from puppet_server import JSON_ANSWER, JSON_BODY, Answer, Client, PuppetLoader, 
 from rpc_calls import CallTable, FakeCall
 
 from modserve.access.authority import Authority
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallScope, need_of
 from modserve.access.certificates import CertificateRule
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
+from modserve.access.permissions import PATH_NEEDS, RPC_NEEDS, CallScope, need_of
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId

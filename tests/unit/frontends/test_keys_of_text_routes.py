@@ -15,9 +15,9 @@ from test_chat_routes import SPEAKER, Arrivals
 from test_text_routes import BARE, MODELS, TextLoader
 
 from modserve.access.authority import Authority
-from modserve.access.calls import CallScope, need_of
 from modserve.access.identity import Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
+from modserve.access.permissions import CallScope, need_of
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from test_keys_of_text_routes import Place, body_of, place  # noqa: F401  # fixtures that are imported
 
-from modserve.access.calls import need_of
+from modserve.access.permissions import need_of
 
 GENERATION = ("/v1/chat/completions", "/v1/completions", "/openai/v1/responses")
 CALLS = (*GENERATION, "/v1/embeddings", "/v1/rerank", "/rerank", "/predict", "/tokenize")

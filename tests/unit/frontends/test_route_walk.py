@@ -17,9 +17,9 @@ from puppet_server import Answer, Client, PuppetLoader, request, server_over, st
 from starlette.routing import Route
 
 from modserve.access.authority import Authority
-from modserve.access.calls import PATH_NEEDS, CallScope, need_of
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
+from modserve.access.permissions import PATH_NEEDS, CallScope, need_of
 from modserve.core.tenants import Tenant
 from modserve.frontends.grpc import heads
 from modserve.frontends.grpc.heads import GrpcHead

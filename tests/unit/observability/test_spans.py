@@ -21,7 +21,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.requests.trace_context import TraceHeaders, from_json
 from modserve.core.servable import submit_traced
 from modserve.core.version import ModelId
-from modserve.models.serving.calls import trace_of_call
+from modserve.models.serving.model_calls import trace_of_call
 from modserve.observability.request_trace import Trace
 from modserve.observability.span_export import ExportStats, Spans, resource_of
 from modserve.observability.span_figures import EXPORT_FAILED, QUEUE_FULL, STOPPED, SpanFigures, span_families

@@ -11,8 +11,8 @@ from modserve.frontends.http.application import scope_server
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.process.listeners import access_control
-from modserve.ray.calls import ProxyCalls, StreamFailure, address
 from modserve.ray.lifespan import without_lifespan
+from modserve.ray.proxied_calls import ProxyCalls, StreamFailure, address
 from modserve.ray.servicers import add_services
 from modserve.settings import GrpcSettings
 

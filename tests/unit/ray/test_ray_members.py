@@ -12,7 +12,7 @@ from modserve.ray.member import ReplicaMember
 from modserve.ray.replica_set import LedgerLostError, ReplicaSet
 from modserve.routing.router import RouteRollback
 from modserve.server.member import ServerMember
-from modserve.workers import values
+from modserve.workers import pickles
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
 
@@ -38,7 +38,7 @@ class Broadcasts:
         self.heard = asyncio.Event()
 
     async def __call__(self, data: bytes, seconds: float) -> list[Any]:
-        self.calls.append(values.loads(data))
+        self.calls.append(pickles.loads(data))
         self.heard.set()
         return []
 

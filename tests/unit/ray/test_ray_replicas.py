@@ -23,7 +23,7 @@ from modserve.server.interface import Services
 from modserve.server.local import LocalServer
 from modserve.settings import Settings
 from modserve.testing import write_model
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer
 from modserve.workers.journal import ServerChange
@@ -181,8 +181,8 @@ async def test_a_new_ledger_learns_before_its_first_change(ray: FakeRay, start: 
 async def test_a_change_of_a_ledger_that_knows_less_is_refused(ray: FakeRay) -> None:
     await ray.each[0].fleet.load_model("echo")
     change = ServerChange("unload_model", ("echo",))
-    responses = await ray.broadcast(values.dumps(("ledger", "make", (1, change, "mark"))), 1)
-    assert [values.loads(each).code for each in responses] == [Code.UNAVAILABLE] * 3
+    responses = await ray.broadcast(pickles.dumps(("ledger", "make", (1, change, "mark"))), 1)
+    assert [pickles.loads(each).code for each in responses] == [Code.UNAVAILABLE] * 3
     assert ray.each[0].has("echo")
 
 
@@ -196,9 +196,9 @@ async def test_a_lost_ledger_is_an_error_for_changes_only(ray: FakeRay) -> None:
 
 
 async def test_without_replicas_nothing_is_changed(ray: FakeRay) -> None:
-    data = values.dumps(ServerChange("load_model", ("echo", None, None)))
+    data = pickles.dumps(ServerChange("load_model", ("echo", None, None)))
     ray.each.clear()
-    outcome = values.loads(await ray.ledger.change(data))
+    outcome = pickles.loads(await ray.ledger.change(data))
     assert (outcome.code, outcome.message) == (Code.UNAVAILABLE, "no replica is available")
 
 
@@ -210,7 +210,7 @@ async def test_the_index_names_the_replica_that_differs(ray: FakeRay) -> None:
 
 
 async def test_a_replica_does_not_ask_itself(ray: FakeRay) -> None:
-    data = values.dumps(("r1", "failures", ()))
+    data = pickles.dumps(("r1", "failures", ()))
     assert [bool(each) for each in await ray.broadcast(data, 1)] == [True, False, True]
 
 

@@ -21,7 +21,7 @@ from modserve.ray.sequences import NearSender, SequenceRoutes, SessionModel
 from modserve.ray.sessions import candidates, direct, owner, session_id
 from modserve.server.local import LocalServer
 from modserve.testing import RecordingSink, request
-from modserve.workers import inference, values
+from modserve.workers import inference, pickles
 
 
 class FakeSender:
@@ -33,7 +33,7 @@ class FakeSender:
         self.arrived = asyncio.Event()
 
     async def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
-        _, message = values.loads(data)
+        _, message = pickles.loads(data)
         self.sent.append((session, inference.read_request(message, 0).id))
         self.arrived.set()
         outcome = await self.outcomes.get()
@@ -42,7 +42,7 @@ class FakeSender:
                 raise outcome
             yield True, inference.write_failure(outcome)
         else:
-            yield True, values.dumps(inference.write_response(outcome))
+            yield True, pickles.dumps(inference.write_response(outcome))
 
     async def comes(self, count: int) -> None:
         while len(self.sent) < count:

@@ -12,7 +12,7 @@ import pytest
 from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import Journal, ServerChange
@@ -150,7 +150,7 @@ async def test_the_worker_that_changes_all_dies_in_the_middle(
     coordinator: Coordinator, workers: Workers, identity: WorkerIdentity, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Worker 0 has done it, worker 2 has not; the one that has taken the place of worker 1 settles that."""
-    identity.note.write_bytes(values.dumps(("17", LOAD)))
+    identity.note.write_bytes(pickles.dumps(("17", LOAD)))
     workers.each[0].call("change", LOAD, "17")
     workers.each[2].call("change", LOAD, "16")
     async with coordinator.lock():
@@ -162,7 +162,7 @@ async def test_the_worker_that_changes_all_dies_in_the_middle(
 async def test_a_note_that_is_not_complete_says_nothing(
     coordinator: Coordinator, workers: Workers, identity: WorkerIdentity
 ) -> None:
-    identity.note.write_bytes(values.dumps(("17", LOAD))[:20])
+    identity.note.write_bytes(pickles.dumps(("17", LOAD))[:20])
     async with coordinator.lock():
         assert workers.have == ["unload"] * 3
     assert not identity.note.exists()

@@ -31,7 +31,7 @@ from modserve.server.interface import Services
 from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 from modserve.testing import write_model
-from modserve.workers import sums, values
+from modserve.workers import pickles, sums
 from modserve.workers.control import WorkerControl
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.fleet_server import FleetServer
@@ -87,8 +87,8 @@ class Workers(Peers):
         control = self.each[index].control
         if not control.answers(method):
             raise PeerLostError
-        sent = values.loads(values.dumps((method, arguments)))
-        outcome = values.loads(values.dumps(await control.call(*sent)))
+        sent = pickles.loads(pickles.dumps((method, arguments)))
+        outcome = pickles.loads(pickles.dumps(await control.call(*sent)))
         if isinstance(outcome, ModserveError):
             raise outcome
         return outcome
@@ -170,7 +170,7 @@ async def test_a_worker_that_cannot_load_a_model_again_ends(
     workers.each[0].loader.failures[ModelId("echo", 1)] = invalid("no room")
     change, number = ServerChange("unload_model", ("echo", False)), "7"
     await workers.call(0, "change", change, number)
-    identity.note.write_bytes(values.dumps((number, change)))
+    identity.note.write_bytes(pickles.dumps((number, change)))
     async with coordinator.lock():
         assert [worker.left for worker in workers.each] == [True, False]
     assert [worker.has("echo") for worker in workers.each] == [False, True]

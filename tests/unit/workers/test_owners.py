@@ -16,7 +16,7 @@ from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.protocol.failures import DeadlinePassedError
 from modserve.routing.router import RouteRollback
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
 from modserve.workers.peers import PeerLostError, content
@@ -53,7 +53,7 @@ def test_a_text_is_another_sequence_than_its_number() -> None:
 )
 def test_what_a_change_is_about(change: ServerChange, subject: tuple[str, str]) -> None:
     assert change.subject == subject
-    assert values.loads(values.dumps(change)) == change
+    assert pickles.loads(pickles.dumps(change)) == change
 
 
 def test_an_identity_is_written_and_read() -> None:
@@ -74,7 +74,7 @@ def test_an_identity_is_written_and_read() -> None:
     ],
 )
 def test_values_come_as_they_were(value: object) -> None:
-    assert values.loads(values.dumps(value)) == value
+    assert pickles.loads(pickles.dumps(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_values_come_as_they_were(value: object) -> None:
     [invalid("no"), OverloadedError("later", 7, too_many=True), MemoryExhaustedError("full"), DeadlinePassedError()],
 )
 def test_errors_come_as_what_they_say(error: ModserveError) -> None:
-    copy = values.loads(values.dumps(values.portable_error(error)))
+    copy = pickles.loads(pickles.dumps(pickles.portable_error(error)))
     assert (copy.code, copy.message) == (error.code, error.message)
     assert getattr(copy, "too_many", False) == getattr(error, "too_many", False)
 
@@ -90,7 +90,7 @@ def test_errors_come_as_what_they_say(error: ModserveError) -> None:
 @pytest.mark.parametrize("value", [os.system, Path("/"), Fraction(1, 2)])
 def test_values_of_other_types_are_refused(value: object) -> None:
     with pytest.raises(pickle.UnpicklingError, match="workers do not send each other"):
-        values.loads(pickle.dumps(value))
+        pickles.loads(pickle.dumps(value))
 
 
 def test_a_response_is_read() -> None:

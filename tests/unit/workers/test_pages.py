@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from modserve.core.statistics.histogram import Histogram
 from modserve.observability import families, prometheus
 from modserve.observability.families import Family, Labels, family, histogram_family, number, summary_family
-from modserve.workers import values
+from modserve.workers import pickles
 from modserve.workers.pages import LARGEST, LEAST, WorkerPage, families_of, merge, samples_of
 
 NAN = float("nan")
@@ -43,7 +43,7 @@ SECOND = [inferences(a=4, c=5), ready(0), ENGINE, times(0.0625, 0.0625, 0.375)]
 
 def whole(*pages: Sequence[Family], openmetrics: bool = False) -> str:
     """As it is sent, of pages that the workers have sent each other."""
-    told = [values.loads(values.dumps(WorkerPage(samples_of(each)))) for each in pages]
+    told = [pickles.loads(pickles.dumps(WorkerPage(samples_of(each)))) for each in pages]
     made, orphans = merge(told)
     assert not orphans
     return families.page(families_of(made), openmetrics).decode()

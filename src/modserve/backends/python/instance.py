@@ -26,7 +26,6 @@ from modserve.core.errors import Code, ModserveError, internal, unavailable
 from modserve.core.requests import request_ids
 from modserve.core.tensors.tensor import Tensor
 
-from .calls import WorkerCalls
 from .interpreter import Interpreter
 from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import WorkerProcess
@@ -35,6 +34,7 @@ from .worker.errors import describe_forgotten
 from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
 from .worker.remote import SEQUENCE_END, SEQUENCE_START
 from .worker.wire import Frame, Location, MessageKind
+from .worker_calls import WorkerCalls
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
-from modserve.client.values import FINAL
+from modserve.client.input_values import FINAL
 from modserve.pb import inference as pb
 
 from .http2 import PREFIX, GrpcMessage, Http2ClientConnection

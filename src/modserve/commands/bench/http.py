@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from modserve.client.values import FINAL
+from modserve.client.input_values import FINAL
 
 from .inputs import PreparedRequest
 from .slots import RETRY_SECONDS, Endpoint, RequestSlot, ResponseListener

@@ -21,7 +21,7 @@ import numpy as np
 
 from modserve.client import grpc_messages
 from modserve.client.http_messages import model_path
-from modserve.client.values import ClientCall
+from modserve.client.input_values import ClientCall
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes

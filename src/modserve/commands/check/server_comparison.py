@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modserve.client.values import ClientCall, ModelMetadata, metadata_of
+from modserve.client.input_values import ClientCall, ModelMetadata, metadata_of
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest, ParameterValue

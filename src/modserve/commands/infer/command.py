@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from modserve.client.address import PORTS
-from modserve.client.values import ClientCall, ModelMetadata, Result, TensorMetadata
+from modserve.client.input_values import ClientCall, ModelMetadata, Result, TensorMetadata
 from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
@@ -21,7 +21,7 @@ from ..remote_server import RemoteServer, connect
 from ..server_set import connect_all
 from ..syntax import UsageError, add_destination, add_json, add_shape, option, parser
 from . import images, output
-from .values import InputSpec, parameter, remark_on_sizes, sample, tensors
+from .arguments import InputSpec, parameter, remark_on_sizes, sample, tensors
 
 
 def version(text: str) -> int:

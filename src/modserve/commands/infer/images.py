@@ -11,7 +11,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
-from .values import InputSpec, Shape
+from .arguments import InputSpec, Shape
 
 ORDERS = ("CHW", "HWC", "HW")
 """The order of a picture's dimensions: channels, height, width."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modserve.client.values import Result
+from modserve.client.input_values import Result
 from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from modserve.client.values import ClientCall, Result
+from modserve.client.input_values import ClientCall, Result
 
 from ..server_set import Outcome, ServerSet, failure_text
 from ..terminal import duration, indent_lines, table

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from modserve.client.errors import ClientError
-from modserve.client.values import Result
+from modserve.client.input_values import Result
 from modserve.commands.bench.percentiles import percentiles_ms
 from modserve.commands.tensor_comparison import ElementTolerance, compare_elements
 from modserve.commands.terminal import count, plural, table

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from modserve.client.errors import ClientError
+from modserve.client.input_values import ClientCall
 from modserve.client.transport import AsyncTransport
-from modserve.client.values import ClientCall
 from modserve.recording.record import RequestRecord
 
 from .record_index import RecordPlace, SequenceName

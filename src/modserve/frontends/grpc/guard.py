@@ -2,7 +2,7 @@
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import RPC_NEEDS
+from modserve.access.permissions import RPC_NEEDS
 from modserve.frontends.audit import AuditEntry
 
 from .rpc import RpcCall

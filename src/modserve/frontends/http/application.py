@@ -121,7 +121,7 @@ def guard_app(app: AsgiApp, server: Server, authority: "Authority | None", witho
     """Return the application behind the authority's checks, if there is one. Its server comes from `scope_server`."""
     if authority is None:
         return app
-    from modserve.access.calls import need_of
+    from modserve.access.permissions import need_of
 
     from .guard import GuardedApp
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import orjson
 
-from modserve.access.calls import SLASH
+from modserve.access.permissions import SLASH
 from modserve.core.requests import request_ids
 from modserve.frontends import audit as entries
 from modserve.frontends.access import GONE

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import OPEN, SLASH, CallNeed, need_of
 from modserve.access.identity import Identity
+from modserve.access.permissions import OPEN, SLASH, CallNeed, need_of
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.protocol import failures

@@ -17,9 +17,9 @@ from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
 from modserve.models.residency.memory import Growth
 
-from ..serving.calls import CallControl, ModelCalls
 from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from ..serving.model import Model
+from ..serving.model_calls import CallControl, ModelCalls
 from ..serving.opened_model import OpenedModel
 from .assembly import bare_model, wrap
 from .changing import Revision, prepare

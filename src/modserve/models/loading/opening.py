@@ -17,8 +17,8 @@ from modserve.core.errors import ModserveError
 from modserve.core.statistics.metrics import StoredMetrics
 from modserve.models.serving.opened_model import engine_report
 
-from ..serving.calls import ModelCalls
 from ..serving.ensemble import LoadedEnsemble
+from ..serving.model_calls import ModelCalls
 from ..serving.opened_model import OpenedModel
 from ..serving.warm_up import make_samples
 from .assembly import (

@@ -13,7 +13,7 @@ from modserve.frontends.http2.limits import LIMITS
 from modserve.frontends.http2.policies import Policies
 from modserve.frontends.http2.port import make_settings
 from modserve.settings import GrpcSettings
-from modserve.settings.values import Compression
+from modserve.settings.setting_types import Compression
 
 MS = 1_000_000
 

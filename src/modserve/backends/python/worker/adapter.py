@@ -16,9 +16,9 @@ from . import failure, host
 from .decorator import find
 from .definition import Context, Definition, label_of, place
 from .errors import ErrorCode, TritonError
+from .function_values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stack_rows
 from .response import COMPLETE_FINAL, InferenceResponse
 from .tensor import Tensor
-from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stack_rows
 
 Outcome = Union[Dict[str, Any], Exception]
 """Outcome of a request: its outputs or its failure."""

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Optional, TypeVar, Union, overload
 
 from .definition import Context, Definition, Instances, Options, define, label_of
 from .fields import Declaration, Spec
-from .values import InvalidInputError
+from .function_values import InvalidInputError
 
 __all__ = ["MARK", "Context", "InvalidInputError", "Spec", "definition_of", "find", "model"]
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Match, compile_path
 from starlette.types import Receive, Scope, Send
 
-from modserve.access.calls import template_of
+from modserve.access.permissions import template_of
 from modserve.core.errors import internal
 
 _ROUTE = "modserve.route"

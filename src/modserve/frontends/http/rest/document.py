@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from modserve.access.authority import Authority
-from modserve.access.calls import CallNeed, CallScope, need_of
+from modserve.access.permissions import CallNeed, CallScope, need_of
 from modserve.protocol.json.json_text import MIME_JSON
 
 from .schemas import SCHEMAS, errors_of

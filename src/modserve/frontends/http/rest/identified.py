@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import Request
 from starlette.types import Receive, Send
 
-from modserve.access.calls import SLASH
+from modserve.access.permissions import SLASH
 from modserve.core.requests import request_ids
 from modserve.frontends import access as entries
 from modserve.frontends.http import exchange

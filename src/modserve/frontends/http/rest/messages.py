@@ -10,7 +10,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
-from modserve.access.calls import OWNED, SLASH
+from modserve.access.permissions import OWNED, SLASH
 from modserve.core.errors import not_found
 from modserve.core.requests import trace_context
 from modserve.core.version import without_owner

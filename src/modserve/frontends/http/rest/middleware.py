@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
 
-from modserve.access.calls import SLASH, template_of
+from modserve.access.permissions import SLASH, template_of
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.wire.context import AsgiApp, Message

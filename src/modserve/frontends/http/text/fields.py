@@ -6,7 +6,7 @@ from typing import Any
 from modserve.text.openai_errors import RequestFieldError
 from modserve.text.tokenizer import Text
 
-from .calls import TextOptions
+from .text_calls import TextOptions
 
 _DIRECTIONS = {"right": False, "left": True}
 

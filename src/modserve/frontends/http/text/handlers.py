@@ -10,9 +10,9 @@ from modserve.frontends.http.infer import CallContext
 from modserve.protocol import failures
 from modserve.text import unknown_fields
 
-from . import calls, openai, rerank, tei
-from .calls import TextCall
+from . import openai, rerank, tei, text_calls
 from .models import TextVersions
+from .text_calls import TextCall
 
 Work: TypeAlias = Callable[[TextCall], Awaitable[bytes]]
 
@@ -71,7 +71,7 @@ def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Ha
 
     async def handle(request: CompleteRequest) -> WholeResponse:
         try:
-            call = await calls.begin(context, request, models)
+            call = await text_calls.begin(context, request, models)
             try:
                 unknown_fields.tell(name, call.body, known)
                 body = await work(call)

@@ -12,8 +12,8 @@ from modserve.text.pooling import Vectors
 from modserve.text.tokenizer import Tokens
 
 from . import fields
-from .calls import TextCall, TextOptions, check_count, check_length, usage, write
 from .models import TextHandle
+from .text_calls import TextCall, TextOptions, check_count, check_length, usage, write
 
 _FORMATS: Final = ("float", "base64")
 _FORM: Final = "a string, a list of strings, a list of tokens, or a list of lists of tokens"

@@ -10,8 +10,8 @@ from modserve.text.outputs import scores
 from modserve.text.tokenizer import Text, Tokens
 
 from . import fields
-from .calls import TextCall, TextOptions, usage
 from .models import TextHandle
+from .text_calls import TextCall, TextOptions, usage
 
 
 async def rerank(call: TextCall) -> bytes:

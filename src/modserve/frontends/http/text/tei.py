@@ -11,8 +11,8 @@ from modserve.text.outputs import label_of, label_scores, scores
 from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
-from .calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepare, span
 from .rerank import rank_texts, rerank
+from .text_calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepare, span
 
 _CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
 _OUTSIDE: Final = "O"

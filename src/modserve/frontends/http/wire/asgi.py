@@ -6,8 +6,8 @@ import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote_to_bytes
 
-from modserve.access.calls import SLASH, template_of
 from modserve.access.credentials import Credentials
+from modserve.access.permissions import SLASH, template_of
 from modserve.core.requests.origin import Origin, lines_of
 from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer

@@ -9,7 +9,7 @@ import zlib
 from typing import Final
 from urllib.parse import quote_from_bytes, unquote
 
-from modserve.access.calls import need_of
+from modserve.access.permissions import need_of
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.failures import NoModelMemoryError, is_memory_failure
