@@ -1,4 +1,4 @@
-"""Language of source and documentation: counts of habits that readers stumble over, which may only fall.
+"""Language of source and documentation: no habit that readers stumble over, but for exceptions with a reason.
 
 Names: test_glossary.py.
 """
@@ -84,19 +84,32 @@ IRREGULAR = frozenset(
 )
 VERBS = frozenset(["embed", "exceed", "feed", "need", "proceed", "seed", "shed", "succeed"])
 
-BOUNDS: Mapping[str, int] = {
-    "docstring opening": 0,
-    "note opening": 0,
-    "participle as a function's name": 11,
-    "those that, those who": 0,
-    "whose": 0,
-    "nobody, somebody, everybody": 0,
-    "so many, so much": 0,
-    "can not": 0,
-    "message with a long sentence": 3,
-    "page with a long sentence": 0,
+HABITS = (
+    "docstring opening",
+    "note opening",
+    "participle as a function's name",
+    *PHRASES,
+    "message with a long sentence",
+    "page with a long sentence",
+)
+
+_ENGINES = "interface of engines: users implement or call it"
+_TRITON = "Triton's text, which clients compare"
+EXCEPTIONS: Mapping[tuple[str, str], str] = {
+    ("backends/api/__init__.py", "refused"): _ENGINES,
+    ("backends/api/__init__.py", "lost"): _ENGINES,
+    ("backends/api/__init__.py", "completed"): _ENGINES,
+    ("backends/api/requests.py", "taken"): _ENGINES,
+    ("backends/runner.py", "lost"): _ENGINES,
+    ("execution/loop_instance.py", "lost"): _ENGINES,
+    ("models/serving/model_calls.py", "taken"): _ENGINES,
+    ("backends/python/worker/request.py", "requested_output_names"): "Triton's name in `model.py`",
+    ("core/tensors/tensor.py", "reshaped"): "a changed copy, as `sorted` is",
+    ("config/features/composition.py", "ensemble X allows maximum batch size"): _TRITON,
+    ("execution/rate_limit.py", 'Resource count for "X" is limited'): _TRITON,
+    ("protocol/shared_memory.py", "shared memory size specified with the request"): _TRITON,
 }
-"""Found in the source today. Lower a bound when you mend some; never raise one."""
+"""Findings that stay, by file and the beginning of their text, with the reason."""
 
 
 class Finding(NamedTuple):
@@ -201,12 +214,19 @@ def of_all_files() -> tuple[Finding, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize("habit", BOUNDS)
+def exception_of(finding: Finding) -> tuple[str, str] | None:
+    text = finding.text.partition(" words: ")[2] or finding.text
+    return next((key for key in EXCEPTIONS if key[0] == finding.path and text.startswith(key[1])), None)
+
+
+@pytest.mark.parametrize("habit", HABITS)
 def test_a_habit(habit: str) -> None:
-    found = [each for each in of_all_files() if each.habit == habit]
-    shown = "\n".join(f"{each.path}:{each.line}: {each.text}" for each in found[:200])
-    assert len(found) <= BOUNDS[habit], f"{len(found)} instead of {BOUNDS[habit]}: mend what you have added\n{shown}"
-    assert len(found) == BOUNDS[habit], f"lower BOUNDS[{habit!r}] to {len(found)}"
+    found = [each for each in of_all_files() if each.habit == habit and exception_of(each) is None]
+    assert found == [], "\n".join(f"{each.path}:{each.line}: {each.text}" for each in found[:200])
+
+
+def test_exceptions_are_needed() -> None:
+    assert {exception_of(each) for each in of_all_files()} - {None} == EXCEPTIONS.keys()
 
 
 def test_which_sentences_are_long() -> None:
