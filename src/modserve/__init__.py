@@ -95,7 +95,7 @@ _HOMES = {
     **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorator"),
     **dict.fromkeys(("ClientError", "ClientTimeoutError"), ".client.errors"),
     **dict.fromkeys(("AsyncClient", "Client"), ".client.facade"),
-    **dict.fromkeys(("ModelMetadata", "Result"), ".client.values"),
+    **dict.fromkeys(("ModelMetadata", "Result"), ".client.input_values"),
     **dict.fromkeys(("connect", "connect_async"), ".library.connecting"),
     **dict.fromkeys(("Mounted", "asgi"), ".library.mounting"),
     "Datatype": ".core.tensors.dtypes",

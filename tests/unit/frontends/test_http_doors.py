@@ -51,7 +51,7 @@ V1 = {
 }
 TEXTS = {
     "frontends.http.parts",
-    *(f"frontends.http.text{name}" for name in ("", ".calls", ".fields", ".models", ".openai", ".rerank")),
+    *(f"frontends.http.text{name}" for name in ("", ".fields", ".models", ".openai", ".rerank", ".text_calls")),
     *(f"frontends.http.text{name}" for name in (".handlers", ".routes", ".tei")),
     *(
         f"text{name}"
