@@ -1,6 +1,7 @@
 """Write the options, commands, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py.
 BEGIN_COMMANDS = "<!-- commands: scripts/option_tables.py -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
+CELL_CALLS = 12
+"""Most calls in a cell."""
 
 MORE = {
     "access-log": "logs.md",
@@ -211,6 +214,13 @@ def is_variant(path: str) -> bool:
     return re.search(r"\{(version|label|repository)\}|sharedmemory/region/", path) is not None
 
 
+def batched(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in lists of nearly equal length, none longer than a cell may be."""
+    count = -(-len(texts) // CELL_CALLS)
+    for place in range(count):
+        yield texts[place * len(texts) // count : (place + 1) * len(texts) // count]
+
+
 def calls() -> str:
     """Every path and RPC by its category and what it needs, without variants for which the same holds."""
     paths: dict[CallRow, list[str]] = {}
@@ -225,8 +235,9 @@ def calls() -> str:
     for rpc, each in RPC_NEEDS.items():
         rpcs.setdefault(CallRow(RPC_CATEGORY.get(rpc, ""), each), []).append(f"`{rpc}`")
     rows = [
-        f"| {row.category} | {row.scope} | {', '.join([*paths.get(row, []), *rpcs.get(row, [])])} |"
+        f"| {row.category} | {row.scope} | {', '.join(each)} |"
         for row in sorted({*paths, *rpcs}, key=lambda row: row.rank)
+        for each in batched([*paths.get(row, []), *rpcs.get(row, [])])
     ]
     return "\n".join(["", "| category | scope | HTTP and gRPC |", "|---|---|---|", *rows, "", ""])
 

@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "modserve"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MESSAGE_WORDS, PAGE_WORDS = 20, 25
-"""Words of the longest sentence in an error or a log line, and in documentation."""
+MESSAGE_WORDS, PAGE_WORDS, CELL_WORDS = 20, 25, 12
+"""Words of the longest sentence in an error or a log line, and in documentation; of the longest cell of a table."""
 LOGGING = frozenset(["debug", "info", "warning", "error", "exception", "critical"])
 
 OPENING = re.compile(
@@ -91,6 +91,7 @@ HABITS = (
     *PHRASES,
     "message with a long sentence",
     "page with a long sentence",
+    f"table cell over {CELL_WORDS} words",
 )
 
 _ENGINES = "interface of engines: users implement or call it"
@@ -110,6 +111,11 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("protocol/shared_memory.py", "shared memory size specified with the request"): _TRITON,
 }
 """Findings that stay, by file and the beginning of their text, with the reason."""
+PAGES_WITH_LONG_CELLS: Mapping[str, str] = {
+    "docs/alerts.md": "an alert's cell names metrics, options and calls for its causes",
+    "docs/performance.md": "a measurement's cell names its command, load and other servers",
+}
+"""Pages on which cells may be long, with the reason."""
 
 
 class Finding(NamedTuple):
@@ -183,6 +189,22 @@ def long_sentences(path: str, text: str) -> Iterator[Finding]:
                 yield Finding("page with a long sentence", path, 0, f"{count} words: {sentence[:80]}")
 
 
+def long_cells(path: str, text: str) -> Iterator[Finding]:
+    """The cells of a page's tables with many words; code in backquotes is one word, and addresses are none."""
+    without_code = re.sub(
+        r"^( *)```.*?^\1```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE
+    )
+    for number, line in enumerate(without_code.splitlines(), 1):
+        if not line.lstrip().startswith("|"):
+            continue
+        row = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", line))
+        for cell in row.split("|"):
+            if (count := len(re.findall(r"\S*\w\S*", cell))) > CELL_WORDS:
+                yield Finding(
+                    f"table cell over {CELL_WORDS} words", path, number, f"{count} words: {cell.strip()[:80]}"
+                )
+
+
 def phrases(path: str, line: int, text: str) -> Iterator[Finding]:
     for habit, pattern in PHRASES.items():
         for match in pattern.finditer(text):
@@ -210,7 +232,10 @@ def of_all_files() -> tuple[Finding, ...]:
         for finding in findings(str(file.relative_to(SOURCE)), file.read_text(encoding="utf-8"))
     ]
     for page in PAGES:
-        found += long_sentences(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
+        path, text = str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
+        found += long_sentences(path, text)
+        if "decisions" not in page.parts and path not in PAGES_WITH_LONG_CELLS:
+            found += long_cells(path, text)
     return tuple(found)
 
 
@@ -227,6 +252,17 @@ def test_a_habit(habit: str) -> None:
 
 def test_exceptions_are_needed() -> None:
     assert {exception_of(each) for each in of_all_files()} - {None} == EXCEPTIONS.keys()
+
+
+def test_pages_with_long_cells_have_some() -> None:
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in PAGES_WITH_LONG_CELLS}
+    assert [path for path, text in texts.items() if not any(long_cells(path, text))] == []
+
+
+def test_which_cells_are_long() -> None:
+    twelve = "one " * 11 + "[one](a b c.md)"
+    text = f"| {twelve} | {twelve} `a b | c` |\n|---|---|\n```sh\n| {twelve} one |\n```\n  | one | {twelve} one |\n"
+    assert [(each.line, each.text[:8]) for each in long_cells("a.md", text)] == [(1, "13 words"), (6, "13 words")]
 
 
 def test_which_sentences_are_long() -> None:
