@@ -87,7 +87,7 @@ def test_a_mutant_is_killed_by_a_test_that_fails_and_survives_others(tmp_path: P
     source = tmp_path / "source"
     (source / "limited").mkdir(parents=True)
     (source / FILE).write_bytes(SOURCE)
-    test = tmp_path / "test_limits.py"
+    test = tmp_path / "test_mutated_limits.py"
     test.write_text(TEST)
     copies: mutants.Copies = queue.SimpleQueue()
     copies.put(source)
@@ -97,7 +97,7 @@ def test_a_mutant_is_killed_by_a_test_that_fails_and_survives_others(tmp_path: P
     every = {mutant.after: mutant for mutant in mutants.chosen({FILE: SOURCE}, 99, 7)}
     fates = [mutants.fate(every[after], [reach], copies) for after in ("return False", "return number == 80")]
     assert fates == [
-        f"killed    {FILE}:3  return True  →  return False  (test_limits.py::test_fits)",
+        f"killed    {FILE}:3  return True  →  return False  (test_mutated_limits.py::test_fits)",
         f"survived  {FILE}:4  return number == 40  →  return number == 80  (1 test files)",
     ]
     assert (source / FILE).read_bytes() == SOURCE
