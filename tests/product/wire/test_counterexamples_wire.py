@@ -8,7 +8,7 @@ import pytest
 from product.wire import models
 from product.wire.clients import KEPT
 from product.wire.product import Product
-from product.wire.settings import Setting
+from product.wire.settings import SETTINGS, Setting
 
 
 @pytest.fixture
@@ -53,3 +53,12 @@ def test_kept_connections_are_served_until_the_server_has_told_them(product: Pro
 def test_requests_that_have_begun_to_arrive_are_served(product: Product, drains: bool) -> None:
     """SIGTERM cut those that took longer than an idle connection is waited for."""
     product.restart(count=2, ms=20, racers=1, uploads=4, drains=drains)
+
+
+def test_requests_that_have_begun_to_arrive_at_two_workers(tmp_path: Path) -> None:
+    product = Product(tmp_path, SETTINGS["two workers"])
+    try:
+        product.restart(count=2, ms=20, racers=1, uploads=4)
+        product.stop()
+    finally:
+        product.dispose()
